@@ -70,7 +70,7 @@ class NullModel:
         """Return what returns x."""
         return lambda: x
 
-    def route(self, layer: LayerIndex, x: Any, *, prompt: bool, embedded: None = None) -> Any:  # noqa: ANN401
+    def route(self, layer: LayerIndex, chunk: Chunk, x: Any) -> Any:  # noqa: ANN401
         """Return x twice, and a routing that differs by row and layer; made once, since it is no overhead's part."""
         key = (len(x), layer % self.num_experts)
         if key not in self._routings:
@@ -89,7 +89,7 @@ class NullModel:
         on_routed: OnRouted | None = None,
     ) -> Any:  # noqa: ANN401
         """Return x and a routing, as one job."""
-        routing = self.route(layer, x, prompt=chunk.is_prompt).routing
+        routing = self.route(layer, chunk, x).routing
         if on_routed is not None:
             on_routed(routing.expert_ids, x)
         return x, routing

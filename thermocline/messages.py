@@ -324,8 +324,8 @@ class PrefetchHint:
     experts: int32 [n], the cold experts of `layer` that are about to be read; none while the chunk is only
     on its way to the layer. shares: float32 [n], the part of the chunk's tokens that selected each. num_tokens: of the
     chunk. streams: the chunk has so many tokens that it wants most experts of every
-    layer; else residual, float32 [T, D], tells what the next layers may want. continues: more of the same
-    prompt follows.
+    layer; else residual, float32 [T, D], and token_ids, int32 [T], tell what the next layers may want. continues: more of
+    the same prompt follows.
     """
 
     chunk: ChunkId
@@ -336,6 +336,7 @@ class PrefetchHint:
     streams: bool
     continues: bool
     residual: FloatArray | None = None
+    token_ids: IntArray | None = None
 
 
 StageMessage: TypeAlias = Chunk | Hidden | LayerWork | ExpertResult | Joined | StepResult

@@ -164,7 +164,7 @@ def non_expert(sink: Sink, kind: str, shape: str) -> None:
             for layer in map(LayerIndex, range(model.spec.num_layers)):
                 sink.running(f"{name}, layer {layer}")
                 attended = model.attend(layer, chunk, x, cache)
-                expected = model.route(layer, attended, prompt=chunk.is_prompt)
+                expected = model.route(layer, chunk, attended)
                 begin = time.perf_counter()
                 found = there.attend_and_route(layer, chunk, x)
                 took = time.perf_counter() - begin

@@ -25,8 +25,10 @@ NAMES = (
     *("olmoe_default", "laguna_default", "qwen35moe_default", "lfm2moe_default"),
     *("nemotron_h_moe_default", "deepseek2_v3", "gemma4_default", "gpt-oss_default"),
     *("kimi-linear_default", "glm-dsa_shared", "glm5-next_shared", "qwen4exp_two_choices"),
-    "qwen4exp_odd",
+    *("qwen4exp_odd", "deepseek4_default", "deepseek4_odd"),
 )
+FAR_PROMPT = [(7 * n + n * n) % 64 + 40 for n in range(123)]
+"""Of which tokens make an entry of 128 in branches of their own."""
 CASES = [case for name in NAMES for case in ARCH_CASES if str(case) == name]
 WIDE = ToyArch("qwen2moe", head_dim=32)
 """Heads that fit a cache of bytes."""
@@ -64,8 +66,8 @@ def way_to(node: int) -> list[int]:
     return way[::-1]
 
 
-async def logits_by_way(path, monkeypatch, config) -> tuple[dict, dict]:
-    """Return logits by the tokens of a way down: of a tree's step, and of steps of single ways."""
+async def logits_by_way(path, monkeypatch, config, prompt) -> tuple[dict, dict]:
+    """Return logits by the tokens of a way down behind a prompt: of a tree's step, and of steps of single ways."""
     drafter, seen = OneDraft(), []
     monkeypatch.setattr(drafter_builder, "open_drafters", lambda _: [drafter])
     original = HeadStage._results
@@ -82,7 +84,7 @@ async def logits_by_way(path, monkeypatch, config) -> tuple[dict, dict]:
     alone: dict[tuple[int, ...], bytes] = {}
     async with Engine.open(path, config) as engine:
         drafter.tokens, drafter.parents = TOKENS, PARENTS
-        async for _ in engine.generate(PROMPT, params):
+        async for _ in engine.generate(prompt, params):
             pass
         chunk, logits = seen[0]
         assert chunk.has_branches
@@ -91,13 +93,13 @@ async def logits_by_way(path, monkeypatch, config) -> tuple[dict, dict]:
         for row, token in enumerate(chunk.token_ids.tolist()):
             way = [TOKENS[n] for n in way_to(TOKENS.index(token))] if row else []
             tree[tuple(way)] = logits[row].tobytes()
-            assert chunk.positions[row] == len(PROMPT) + len(way)
+            assert chunk.positions[row] == len(prompt) + len(way)
         leaves = [node for node in range(len(PARENTS)) if node not in PARENTS]
         for leaf in leaves:
             drafter.tokens = tuple(TOKENS[node] for node in way_to(leaf))
             drafter.parents = tuple(range(-1, len(drafter.tokens) - 1))
             seen.clear()
-            async for _ in engine.generate(PROMPT, params):
+            async for _ in engine.generate(prompt, params):
                 pass
             for row, each in enumerate(seen[0][1]):
                 alone[drafter.tokens[:row]] = each.tobytes()
@@ -111,11 +113,13 @@ async def logits_by_way(path, monkeypatch, config) -> tuple[dict, dict]:
 def test_a_node_is_its_way_down_alone(tmp_path, monkeypatch, case, block_tokens, kv_type):
     """With branches that begin in the middle of a block, and others that fill several."""
     toy = case if isinstance(case, ToyArch) else case.toy
-    kv_type = "q8_0" if case is WIDE else kv_type
+    kv_type, prompt = "q8_0" if case is WIDE else kv_type, PROMPT
+    if toy.arch == "deepseek4":  # whose blocks are of 16 tokens or more
+        block_tokens, prompt = {1: 16, 4: 32, 16: 48}[block_tokens], FAR_PROMPT
     path = write_toy_arch(tmp_path / "m.gguf", toy)
     config = EngineConfig(
         memory=MemoryConfig(
-            max_context_tokens=128,
+            max_context_tokens=256,
             block_tokens=block_tokens,
             kv_type=kv_type,
             max_full_contexts=2,
@@ -124,7 +128,7 @@ def test_a_node_is_its_way_down_alone(tmp_path, monkeypatch, case, block_tokens,
         cpu=CpuConfig(threads=1),
         speculation=SpeculationConfig(fixed_tokens=16),
     )
-    tree, alone = asyncio.run(logits_by_way(path, monkeypatch, config))
+    tree, alone = asyncio.run(logits_by_way(path, monkeypatch, config, prompt))
     assert tree.keys() == alone.keys()
     assert len(tree) == 1 + len(TOKENS)
     for way, logits in alone.items():

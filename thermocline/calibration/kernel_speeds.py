@@ -225,7 +225,7 @@ class _Parts:
 
         def run() -> None:
             attended = self._model.attend(layer, chunk, x, self._cache)
-            self._model.route(layer, attended, prompt=True, embedded=chunk.embedded_at(layer))
+            self._model.route(layer, chunk, attended)
 
         return run
 

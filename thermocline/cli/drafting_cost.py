@@ -103,13 +103,12 @@ def drafting_cost(
     if names == ():
         return DraftingCost()
     num_states = cache.num_draft_states
-    state_bytes = 0 if spec.state is None else spec.state.num_bytes * len(spec.recurrent_layers)
     return DraftingCost(
         _own_block(file, spec, cache) if names is None or "mtp" in names else None,
         _of_file(config, file, spec, cache),
-        num_states * state_bytes,
+        num_states * spec.sequence_state_bytes,
         num_states,
-        spec.recurrent_layers,
+        spec.layers_with_states,
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.footprint import Footprint
     from thermocline.models.sizes import ModelSizes
-    from thermocline.models.spec import ModelSpec
+    from thermocline.models.spec import EntriesSpec, ModelSpec
 
 # Of the request whose cache is priced, unless the model takes fewer.
 _CACHED_TOKENS: Final = 32768
@@ -106,12 +106,13 @@ def inspect(file: ModelFile) -> ModelFacts:
 
     metadata = file.metadata
     is_known = passes(lambda: read_spec(file))
-    has_formats = passes(lambda: file.require_formats(SUPPORTED_FORMATS))
+    spec = read_spec(file) if is_known else None
+    tables = () if spec is None else spec.expert_tables
+    has_formats = passes(lambda: file.require_formats(SUPPORTED_FORMATS, but_for=tables))
     if is_known:
         passes(lambda: TokenizerData.from_metadata(metadata, path=file.path))
         if has_formats:
             passes(lambda: open_model(file, ReferenceKernels()))
-    spec = read_spec(file) if is_known else None
     names = (
         metadata.get_str("tokenizer.ggml.model", default="none"),
         metadata.get_str("tokenizer.ggml.pre", default=""),
@@ -299,9 +300,11 @@ def _attention(spec: ModelSpec) -> str:
     if len(set(spec.layer_heads)) > 1:
         heads = f"{min(spec.layer_heads)} to {spec.num_heads} heads"
     reads = "" if spec.indexer is None else f"; a token reads {spec.indexer.most_read} positions"
+    one_row = f"one row of {spec.head_dim} numbers per token for all"
     if spec.latent is not None:
-        row = f"one row of {spec.head_dim} numbers per token for all"
-        return f"{heads} of {spec.latent.key_dim}, {row}{reads}"
+        return f"{heads} of {spec.latent.key_dim}, {one_row}{reads}"
+    if spec.entries is not None:
+        return f"{heads} of {spec.head_dim}, {one_row}"
     kinds = dict(zip(spec.layer_kinds, spec.kv_shapes, strict=True))
     kinds = {kind: of for kind, of in kinds.items() if kind is not LayerKind.RECURRENT}
     rows = {
@@ -311,6 +314,13 @@ def _attention(spec: ModelSpec) -> str:
     if len(set(rows.values())) < 2:
         return next(iter(rows.values()), "none") + reads
     return "; ".join(f"{row} ({kind})" for kind, row in rows.items())
+
+
+def _entries(entries: EntriesSpec, ratio: int) -> str:
+    """Which layers read rows that are each made of many tokens' behind the window."""
+    layers = [n for n, own in enumerate(entries.ratios) if own == ratio]
+    chosen = f", of which a token reads {entries.most_read}" if entries.is_chosen(layers[0]) else ""
+    return f"one for {ratio} tokens in {len(layers)} layers{chosen}"
 
 
 def _value_size(heads: HeadShape) -> str:
@@ -355,13 +365,17 @@ def _layer_rows(spec: ModelSpec) -> list[tuple[str, str]]:
         back = f"their chunk of {size} tokens" if spec.window.chunked else f"{size} tokens back"
         near = f"{kinds[LayerKind.WINDOW]} layers see {back}"
         rows.append(("- windows", f"{near}, {kinds[LayerKind.ATTENTION]} see all"))
-    if spec.state is not None:
-        state_bytes = spec.state.num_bytes * len(spec.recurrent_layers)
+    if spec.entries is not None:
+        rows.append(("- windows", f"{spec.entries.window} tokens in all layers"))
+        rows += [
+            ("- entries", _entries(spec.entries, r)) for r in sorted({*spec.entries.ratios} - {0})
+        ]
+    if spec.has_states:
         rows.append(("- keys and values", f"in {kinds[LayerKind.ATTENTION]} layers"))
         rows.append(
             (
                 "- recurrent state",
-                f"in {len(spec.recurrent_layers)} layers, {format_bytes(state_bytes)} per request",
+                f"in {len(spec.layers_with_states)} layers, {format_bytes(spec.sequence_state_bytes)} per request",
             )
         )
     if spec.kv_sources:

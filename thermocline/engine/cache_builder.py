@@ -61,7 +61,7 @@ def cpu_cache(
     cache: KVCacheSpec, spec: ModelSpec, elsewhere: Collection[LayerIndex]
 ) -> SequenceCache:
     """Return an empty cache in the CPU's memory. elsewhere: layers whose cache is on a device, under the same places."""
-    recurrent = [layer for layer in spec.recurrent_layers if layer not in elsewhere]
+    main = {n: shape for n, shape in spec.main_states.items() if n not in elsewhere}
     pool = KVPool(
         spec.kv_shapes,
         cache.num_blocks,
@@ -72,7 +72,7 @@ def cpu_cache(
         | dict.fromkeys(elsewhere, 0),
         sources=spec.kv_sources,
     )
-    if spec.state is None:
+    if not spec.has_states:
         return SequenceCache(pool)
     further = {n: shape for n, shape in spec.further_states.items() if n not in elsewhere}
-    return SequenceCache(pool, StatePool(recurrent, cache.num_state_slots, spec.state, further))
+    return SequenceCache(pool, StatePool(cache.num_state_slots, main, further))

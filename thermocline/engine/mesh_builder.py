@@ -258,7 +258,7 @@ def _replica_loops(
     may_compute_alone = config.parallel.may_compute_alone and member.all_hold_the_file
     rules = ConductorRules(
         context.limits.max_prompt_chunks + 1,
-        keeps_results=spec.state is None,
+        keeps_results=not spec.has_states,
         quiet_s=config.parallel.timeout_s / 4,
         # A chunk that computes one stage at a time keeps the lane, which another round's would need.
         max_rounds=MAX_ROUNDS if config.scheduler.overlap else 1,

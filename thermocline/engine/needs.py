@@ -54,7 +54,4 @@ def cache_bytes(spec: ModelSpec, cache: KVCacheSpec) -> int:
         * blocks.get(LayerIndex(layer), cache.num_blocks)
         for layer, shape in enumerate(spec.kv_shapes)
     )
-    if spec.state is None:
-        return keys_and_values
-    of_slot = sum(spec.state_bytes(layer) for layer in spec.recurrent_layers)
-    return keys_and_values + cache.num_state_slots * of_slot
+    return keys_and_values + cache.num_state_slots * spec.sequence_state_bytes

@@ -75,7 +75,7 @@ def build_step_loop(
 def _request_states(
     config: EngineConfig, spec: ModelSpec, cache: KVCacheSpec, num_drafts: int
 ) -> RequestStates | None:
-    if spec.state is None:
+    if not spec.has_states:
         return None
     slots = StateSlots(cache.num_live_states, cache.num_snapshots, num_drafts)
     return RequestStates(slots, config.memory.snapshot_distance_tokens)

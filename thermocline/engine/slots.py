@@ -197,7 +197,7 @@ def _form_of(parts: EngineParts) -> CacheForm:
         kv.type.name,
         kv.block_tokens,
         tuple(layers),
-        () if states is None else tuple(map(LayerIndex, spec.recurrent_layers)),
+        () if spec.state is None else tuple(map(LayerIndex, spec.recurrent_layers)),
         (0, 0) if spec.state is None else spec.state.numbers,
         parts.kernels.prompts_differ,
         0 if spec.latent is None else spec.latent.expanded_tokens,

@@ -13,6 +13,7 @@ import numpy as np
 
 from thermocline.errors import ConfigError
 from thermocline.kernels.codebooks import CODEBOOK_SHAPES, codebook_table
+from thermocline.kernels.compressed_weights import CompressedWeights
 from thermocline.kernels.cpu_topology import default_threads
 from thermocline.kernels.dense import NativeDense, num_expanded
 from thermocline.kernels.dense_contract import LayerCache
@@ -321,7 +322,7 @@ class NativeKernels:
                     delta = self._delta(parts.mixer)
                 case RecurrentWeights():
                     recurrent = self._recurrent(parts.mixer)
-                case None:
+                case None | CompressedWeights():  # these are computed by parts
                     pass
             layer = self._native.LayerWeights(
                 attention=attention,

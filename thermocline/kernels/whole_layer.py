@@ -14,6 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from thermocline.kernels.compressed_weights import CompressedWeights
     from thermocline.kernels.delta_contract import DeltaRule
     from thermocline.kernels.dense_contract import (
         Activation,
@@ -99,6 +100,19 @@ class BalancedMixer:
     project: Weight
     rule: BalanceRule
     gain: FloatArray
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamSum:
+    """What a model's end takes of streams that are mixed as wholes: their sum, each times sigmoid(project @ normed + base) + floor.
+
+    project: [streams, streams * hidden], of all of them after an RMS norm with `epsilon`; base: float32 [streams].
+    """
+
+    project: Weight
+    base: FloatArray
+    floor: float
     epsilon: float
 
 
@@ -295,7 +309,8 @@ class MoeWeights:
 
     around: where the experts have another width than the layer; such a layer does not end with a norm. weighs_input: a
     token's weight multiplies what its expert takes, and what it gives has weight 1; for one expert of each token,
-    and not with `around`.
+    and not with `around`. by_token: int32 [vocabulary, chosen], where each token's experts are known by its id, and the router
+    only weighs them.
     """
 
     router: Weight
@@ -304,6 +319,7 @@ class MoeWeights:
     own: BranchNorms | None = None
     around: AroundExperts | None = None
     weighs_input: bool = False
+    by_token: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -351,7 +367,14 @@ class LayerParts:
     layer, and nothing of the above but the mixer, routed experts and a shared one.
     """
 
-    mixer: AttentionWeights | LatentWeights | DeltaWeights | RecurrentWeights | None
+    mixer: (
+        AttentionWeights
+        | LatentWeights
+        | CompressedWeights
+        | DeltaWeights
+        | RecurrentWeights
+        | None
+    )
     norm: FloatArray | None
     epsilon: float
     routed: MoeWeights | None

@@ -13,7 +13,7 @@ from thermocline.kernels.recurrent_contract import RecurrentStates
 from thermocline.kv.memory import reserve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from thermocline.kernels.recurrent_contract import StateShape
     from thermocline.kernels.weight import FloatArray
@@ -25,18 +25,18 @@ class StatePool:
 
     def __init__(
         self,
-        layers: Iterable[LayerIndex],
         num_slots: int,
-        shape: StateShape,
+        layers: Mapping[LayerIndex, StateShape],
         further: Mapping[LayerIndex, StateShape] | None = None,
     ) -> None:
-        """further: of layers that keep something besides."""
-        self._layers = {layer: _states(num_slots, shape) for layer in layers}
+        """further: of what layers keep besides."""
         more = further or {}
-        self._further = {layer: _states(num_slots, own) for layer, own in more.items()}
+        self._layers, self._further = (
+            {layer: _states(num_slots, shape) for layer, shape in each.items()}
+            for each in (layers, more)
+        )
         self.num_slots = num_slots
-        of_further = sum(own.num_bytes for own in more.values())
-        self.slot_bytes = shape.num_bytes * len(self._layers) + of_further
+        self.slot_bytes = sum(shape.num_bytes for shape in (*layers.values(), *more.values()))
         """Bytes of one sequence's state in all layers."""
 
     def __repr__(self) -> str:

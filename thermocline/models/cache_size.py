@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import ConfigError
 from thermocline.kernels.cache_format import CacheType
+from thermocline.kernels.entries import BLOCK_STEP
 from thermocline.kv.blocks import window_blocks
 from thermocline.kv.cache import KVCacheSpec
 from thermocline.units import ceil_div
@@ -22,13 +23,18 @@ fell silent for up to 35 s in a cache of 4 contexts, and for no more than a step
 
 
 def cache_spec(config: EngineConfig, spec: ModelSpec, limits: PromptLimits) -> KVCacheSpec:
-    """Return what the cache should have. Raises ConfigError for a type that the model's heads do not fit."""
+    """Return what the cache should have. Raises ConfigError for a type or blocks that the model's heads do not fit."""
     memory = config.memory
     odd = {dim for of in spec.kv_shapes for dim in of.stored_dims if dim % 32}
     if memory.kv_type == "q8_0" and odd:
         raise ConfigError(
             f"--kv-type q8_0 needs heads of a multiple of 32 numbers, and this model's have {min(odd)}: "
             "use f16, bf16 or f32"
+        )
+    if spec.entries is not None and memory.block_tokens % BLOCK_STEP:
+        raise ConfigError(
+            f"memory.block_tokens must be a multiple of {BLOCK_STEP} for this model, whose cache holds entries of many tokens, "
+            f"and not {memory.block_tokens}: leave it out, or round it up"
         )
     min_blocks = ceil_div(limits.max_context_tokens, memory.block_tokens)
     num_blocks = min_blocks * _num_contexts(config, spec, limits)
@@ -46,7 +52,7 @@ def cache_spec(config: EngineConfig, spec: ModelSpec, limits: PromptLimits) -> K
         num_window_blocks,
         config.scheduler.max_requests + memory.max_snapshots,
         memory.max_snapshots,
-        0 if spec.state is None else config.speculation.max_draft_states,
+        0 if not spec.has_states else config.speculation.max_draft_states,
     )
 
 

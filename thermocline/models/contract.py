@@ -141,17 +141,10 @@ class Model(Head, Protocol):
         """
         ...
 
-    def route(
-        self,
-        layer: LayerIndex,
-        x: FloatArray,
-        *,
-        prompt: bool,
-        embedded: FloatArray | None = None,
-    ) -> Routed:
+    def route(self, layer: LayerIndex, chunk: Chunk, x: FloatArray) -> Routed:
         """Return each token's experts, and the residual stream [T, D] with the shared expert added.
 
-        prompt: the rows are a prompt's. embedded: the layer's part of `Chunk.embedded`.
+        x: what `attend` gives of the chunk's tokens.
         """
         ...
 

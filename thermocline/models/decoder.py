@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thermocline.kernels.compressed_weights import CompressedWeights
 from thermocline.kernels.dense_contract import RopeTable
 from thermocline.kernels.whole_layer import (
-    NO_NORM,
     AnyLayerInput,
     AttentionWeights,
     DeltaWeights,
@@ -26,6 +26,7 @@ from thermocline.kernels.whole_layer import (
     RecurrentWeights,
 )
 from thermocline.messages import Routing
+from thermocline.models.compressed_attention import CompressedCache, Turns, attend_compressed
 from thermocline.models.contract import NonExpertParts
 from thermocline.models.latent_attention import Choices, begin_latent_attention
 from thermocline.models.layer_embeddings import read_layer_embeddings
@@ -46,7 +47,7 @@ from thermocline.models.recurrent_layers import (
 )
 from thermocline.models.routing import RouterWeights
 from thermocline.models.spec import LayerKind
-from thermocline.models.streams import end_streams, narrow, read_stream_mixer, widen
+from thermocline.models.streams import end_streams, narrow, read_stream_end, widen
 from thermocline.models.weights import StackedExperts, WeightMap
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Decoder:
     ) -> None:
         self.spec = spec
         self._kernels = kernels
-        weights = WeightMap(file)
+        weights = WeightMap(file, ids=spec.expert_tables)
         embedding = weights.table("token_embd.weight", spec.vocab_size, spec.hidden_size)
         self._embedding = replace(embedding, scale=embedding.scale * spec.embedding_scale)
         layers = [read_layer(weights, spec, index) for index in range(spec.num_layers)]
@@ -101,11 +102,7 @@ class Decoder:
             "a cache without a window"
         )
         self.expert_layers = tuple(layer.experts for layer in layers)
-        self._output_norm, self._end_mixer = NO_NORM, None
-        if spec.streams is not None and spec.streams.rank:
-            self._end_mixer = read_stream_mixer(weights, spec, "output_hc", ends=True)
-        else:
-            self._output_norm = weights.vector(spec.output_norm, spec.hidden_size)
+        self._end_mixer, self._output_norm = read_stream_end(weights, spec)
         output = embedding  # tied, unless the file has a head of its own
         if "output.weight" in weights:
             output = weights.matrix("output.weight", spec.vocab_size, spec.hidden_size)
@@ -163,6 +160,8 @@ class Decoder:
             case RecurrentWeights():
                 states = _states(cache, layer)
                 return apply_recurrent(self._kernels, weights, chunk, x, states)
+            case CompressedWeights():
+                return self._attend_compressed(layer, weights, chunk, x, cache)
             case _:
                 return self.begin_attend(layer, chunk, x, cache)()
 
@@ -190,6 +189,26 @@ class Decoder:
             return finish
         return lambda: widen(taken.rest, finish(), taken.shares)
 
+    def _attend_compressed(
+        self,
+        layer: LayerIndex,
+        weights: CompressedWeights,
+        chunk: Chunk,
+        x: FloatArray,
+        cache: SequenceCache,
+    ) -> FloatArray:
+        """Return the streams [T, streams * D] after a layer's attention to a window and to entries."""
+        streams, rotary = self._layers[layer].streams, self._rotaries[layer]
+        assert streams is not None, "its norm is in a mixer of streams"
+        assert rotary is not None, "rows turn"
+        assert cache.states is not None, "a window is a state"
+        entries = None if weights.compressor is None else cache.kv.layer(layer)
+        kept = CompressedCache(cache.kv.type, entries, cache.states.further(layer))
+        taken = narrow(self._kernels, streams.mixer, x, prompt=chunk.is_prompt)
+        turns = Turns(rotary.at(chunk.positions), rotary.look_up)
+        out = attend_compressed(self._kernels, weights, turns, chunk, taken.x, kept)
+        return widen(taken.rest, out, taken.shares)
+
     def _recur_in_streams(
         self,
         layer: LayerIndex,
@@ -209,16 +228,15 @@ class Decoder:
         out = apply_delta_rule(self._kernels, weights, chunk, taken.x, _states(cache, layer))
         return widen(taken.rest, out, taken.shares)
 
-    def route(
-        self,
-        layer: LayerIndex,
-        x: FloatArray,
-        *,
-        prompt: bool,
-        embedded: FloatArray | None = None,
-    ) -> Routed:
-        parts = self._layers[layer]
-        return route(self._kernels, parts, x, prompt=prompt, embedded=embedded)
+    def route(self, layer: LayerIndex, chunk: Chunk, x: FloatArray) -> Routed:
+        return route(
+            self._kernels,
+            self._layers[layer],
+            x,
+            prompt=chunk.is_prompt,
+            embedded=chunk.embedded_at(layer),
+            token_ids=chunk.token_ids,
+        )
 
     @property
     def has_whole_layers(self) -> bool:
@@ -248,7 +266,7 @@ class Decoder:
             return layer_by_parts(self._kernels, self, layer, chunk, x, cache, on_routed)
         given: AnyLayerInput
         match parts.mixer:
-            case None:
+            case None | CompressedWeights():  # these are computed by parts
                 given = PlainLayerInput(x, chunk.is_prompt)
             case DeltaWeights() | RecurrentWeights():
                 states = _states(cache, layer)
@@ -288,7 +306,8 @@ class Decoder:
         router, rule = parts.routed.router, parts.routed.rule
         if parts.streams is not None:
             mixer = parts.streams.feed_forward
-            return RouterWeights(None, router, parts.epsilon, rule, mixer=mixer)
+            table = parts.routed.by_token
+            return RouterWeights(None, router, parts.epsilon, rule, mixer=mixer, by_token=table)
         own, handed_on = parts.routed.own, parts.handed_on
         gain = None if handed_on is HandedOn.INPUT else parts.norm if own is None else own.router
         centers = handed_on is HandedOn.NORMED and self.spec.norms_center
@@ -298,7 +317,7 @@ class Decoder:
         dense, spec = self._kernels.dense, self.spec
         if spec.streams is not None:
             x = end_streams(self._kernels, self._end_mixer, x, spec.streams.count)
-        if self._end_mixer is not None:
+        if not len(self._output_norm):
             return x
         norm_rows = dense.layer_norm if spec.norms_center else dense.rms_norm
         return norm_rows(x, self._output_norm, spec.rms_epsilon)

@@ -224,16 +224,18 @@ def route(
     *,
     prompt: bool,
     embedded: FloatArray | None = None,
+    token_ids: IntArray | None = None,
 ) -> Routed:
     """Return the routing of the residual stream x [T, D], or of several, and x with the shared expert added.
 
     The shared expert is added first: the order of additions is the same wherever routed experts are computed.
-    embedded: float32 [T, width] of a layer with embeddings of tokens. x where attention hands on more: see `begin_attention`.
+    embedded: float32 [T, width] of a layer with embeddings of tokens. token_ids: int32 [T], for experts that are looked up.
+    x where attention hands on more: see `begin_attention`.
     """
     if parts.norm is None:
         return Routed(x, x, _no_routing(len(x)))
     if parts.streams is not None:
-        return _route_streams(kernels, parts, parts.streams.feed_forward, x, prompt)
+        return _route_streams(kernels, parts, parts.streams.feed_forward, x, prompt, token_ids)
     if parts.end is not None:
         routed = _route_branches(kernels, parts, parts.end, x, prompt)
         return routed if embedded is None else _embedded(kernels, parts, routed, embedded, prompt)
@@ -267,6 +269,7 @@ def _route_streams(
     mixer: StreamMixer | BalancedMixer,
     x: FloatArray,
     prompt: bool,
+    token_ids: IntArray | None,
 ) -> Routed:
     """Return the routing of several residual streams x [T, streams * D], which take shares of the experts' sum."""
     taken, rest, shares = narrow(kernels, mixer, x, prompt=prompt)
@@ -276,7 +279,11 @@ def _route_streams(
     if parts.routed is None:
         return Routed(widen(rest, added, shares), taken, _no_routing(len(x)))
     logits = kernels.matmul(parts.routed.router, taken)
-    routing = Routing(*kernels.dense.route(logits, parts.routed.rule))
+    table, given = parts.routed.by_token, None
+    if table is not None:
+        assert token_ids is not None, "experts are looked up by tokens"
+        given = table[token_ids]
+    routing = Routing(*kernels.dense.route(logits, parts.routed.rule, given))
     return Routed(added, taken, routing, LayerEnding(x, partial(widen, rest, shares=shares)))
 
 
@@ -421,8 +428,7 @@ def layer_by_parts(
 ) -> tuple[FloatArray, Routing]:
     """Return what `Model.layer` does, by parts that are computed one after another."""
     attended, prompt = model.attend(layer, chunk, x, cache), chunk.is_prompt
-    embedded = chunk.embedded_at(layer)
-    routed = model.route(layer, attended, prompt=prompt, embedded=embedded)
+    routed = model.route(layer, chunk, attended)
     may_be_missing, parts = on_routed is not None, model.non_expert.layers[layer]
     if on_routed is not None and parts.routed is not None:
         stream = routed.residual if routed.ending is None else routed.ending.stream

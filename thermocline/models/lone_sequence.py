@@ -31,8 +31,8 @@ def lone_cache(
         sources=spec.kv_sources,
     )
     states = None
-    if spec.state is not None:
-        states = StatePool(spec.recurrent_layers, 1, spec.state, spec.further_states)
+    if spec.has_states:
+        states = StatePool(1, spec.main_states, spec.further_states)
     return SequenceCache(pool, states)
 
 

@@ -32,6 +32,7 @@ from thermocline.models.rope import RopeRule
 from thermocline.models.spec import LayerKind, WindowSpec
 
 if TYPE_CHECKING:
+    from thermocline.kernels.compressed_weights import CompressedWeights
     from thermocline.kernels.dense_contract import Gating
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.rope import RopeScaling
@@ -137,7 +138,7 @@ def mixed_layer(
     weights: WeightMap,
     spec: ModelSpec,
     index: int,
-    mixer: AttentionWeights | DeltaWeights | LatentWeights | RecurrentWeights,
+    mixer: AttentionWeights | CompressedWeights | DeltaWeights | LatentWeights | RecurrentWeights,
     *,
     norm: str = "ffn_norm",
     choice_bias: str = "exp_probs_b.bias",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from thermocline.kernels.compressed_weights import CompressedWeights
 from thermocline.kernels.dense_contract import RopeTable
 from thermocline.kernels.whole_layer import (
     AttentionWeights,
@@ -100,7 +101,7 @@ class PlacedLayers:
                 memory = self._cache.kv.layer(layer)
             case DeltaWeights() | RecurrentWeights():
                 memory = self._states(layer)
-            case None:
+            case None | CompressedWeights():  # no step computes these
                 pass
         return PlacedParts(parts, memory, at, int(is_windowed), self._slots[layer])
 

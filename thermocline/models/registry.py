@@ -87,6 +87,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "deepseek32",
             "glm-dsa",
             "glm5-next",
+            "deepseek4",
         )
     }
 )

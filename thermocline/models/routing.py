@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from thermocline.kernels.dense_contract import RoutingRule
 
 if TYPE_CHECKING:
-    from thermocline.kernels.weight import FloatArray, Weight
+    from thermocline.kernels.weight import FloatArray, IntArray, Weight
     from thermocline.kernels.whole_layer import BalancedMixer, StreamMixer
     from thermocline.messages import LayerEnding, Routing
     from thermocline.models.spec import RouterRule
@@ -21,7 +21,8 @@ _MIN_WEIGHT_SUM = 6.103515625e-5
 class RouterWeights:
     """What one layer's router decides by. gain: float32 [D], of the norm before it, None without one; matrix: [E, D].
 
-    centers: that norm takes the mean off first. mixer: what makes its input of several residual streams.
+    centers: that norm takes the mean off first. mixer: what makes its input of several residual streams. by_token: see
+    `MoeWeights`.
     """
 
     gain: FloatArray | None
@@ -30,6 +31,7 @@ class RouterWeights:
     rule: RoutingRule
     centers: bool = False
     mixer: StreamMixer | BalancedMixer | None = None
+    by_token: IntArray | None = None
 
 
 class Routed(NamedTuple):

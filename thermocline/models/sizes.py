@@ -181,7 +181,7 @@ def measure_sizes(
     ngrams, of_layers = (of_layers, 0) if spec.ngrams is not None else (0, of_layers)
     embedding += of_layers
     expert_bytes = measure_footprint(table, spec.router).expert_bytes
-    recurrent, windows = set(spec.recurrent_layers), set(spec.window_layers)
+    windows = set(spec.window_layers)
     keyless, sources = set(spec.keyless_layers), spec.kv_sources
     kv_bytes = [shape.token_bytes(cache_type) for shape in spec.kv_shapes]
     max_kv_tokens = None if spec.window is None else _max_kv_tokens(spec.window, in_flight_tokens)
@@ -192,7 +192,7 @@ def measure_sizes(
             read_per_token=kv_bytes[n] if n in sources else 0,
             expert=expert_bytes[n] if n < len(expert_bytes) else 0,
             layout=_layout(formats[n], spec, n),
-            state=spec.state_bytes(n) if n in recurrent else 0,
+            state=spec.state_bytes(n),
             max_kv_tokens=max_kv_tokens if n in windows else None,
             window=spec.window.num_tokens if spec.window is not None and n in windows else None,
         )

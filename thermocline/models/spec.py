@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from thermocline.models.rope import RopeRule, RopeScaling
 
 
+CHOSEN_RATIO: Final = 4
+"""Of layers with entries, those in which each is made of twice so many tokens choose what they read."""
+
+
 @dataclass(frozen=True, slots=True)
 class RouterRule:
     """How router logits become routing weights."""
@@ -141,6 +145,45 @@ class IndexerSpec:
     def row(self) -> int:
         """Numbers of a cached row."""
         return 2 * self.dim if self.weighs_keys else self.dim
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesSpec:
+    """How tokens read a window of rows, and entries that are each made of many tokens' rows."""
+
+    window: int
+    """Rows that a token sees, its own included."""
+    ratios: tuple[int, ...]
+    """By layer, of how many tokens an entry more is made; 0 in layers without entries."""
+    rope: RopeRule
+    """What turns in layers with entries."""
+    groups: int
+    """Heads lie in so many groups, whose numbers go through a matrix each."""
+    rank: int
+    """Numbers of what such a matrix gives."""
+    query_rank: int
+    """Numbers between the two matrices of queries."""
+    index_heads: int
+    index_dim: int
+    """Numbers of a head of an indexer."""
+    most_read: int
+    """Entries that a token reads of layers with an indexer."""
+
+    def series(self, layer: int) -> int:
+        """Return of how many times its ratio an entry of a layer is made: two where entries are chosen."""
+        return 2 if self.is_chosen(layer) else 1
+
+    def is_chosen(self, layer: int) -> bool:
+        """Whether a layer's tokens read chosen entries, not all."""
+        return self.ratios[layer] == CHOSEN_RATIO
+
+    def state(self, layer: int, dim: int) -> StateShape:
+        """Return what a layer keeps of a sequence: the last rows, and the numbers that entries will be made of."""
+        ratio = self.ratios[layer]
+        index = self.index_dim if self.is_chosen(layer) else 0
+        series = self.series(layer)
+        made = (1, series * ratio, 2 * series * (dim + index)) if ratio else (0, 0, 0)
+        return StateShape((self.window, dim), made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +309,10 @@ class ModelSpec:
     """How the residual stream is several; None where it is one."""
     ngrams: NGramSpec | None = None
     """Embeddings of n-grams; None without."""
+    entries: EntriesSpec | None = None
+    """How layers attend whose tokens read a window and entries; None where they read positions."""
+    num_layers_by_token: int = 0
+    """First layers whose experts are looked up by a token's id."""
     own_attention_scale: float | None = None
     """What attention scores are multiplied with; None is the usual 1 / sqrt(head_dim)."""
     temperature: Temperature | None = None
@@ -305,16 +352,43 @@ class ModelSpec:
         return None if self.recurrent is None else self.recurrent.state
 
     @property
+    def expert_tables(self) -> tuple[str, ...]:
+        """Names of the tensors by which tokens' experts are looked up, a layer each."""
+        return tuple(f"blk.{n}.ffn_gate_tid2eid.weight" for n in range(self.num_layers_by_token))
+
+    @property
+    def main_states(self) -> dict[LayerIndex, StateShape]:
+        """The `state` of each layer that keeps it."""
+        state = self.state
+        return {} if state is None else dict.fromkeys(self.recurrent_layers, state)
+
+    @property
     def further_states(self) -> dict[LayerIndex, StateShape]:
-        """What a recurrent layer keeps of a sequence besides `state`, where it does."""
-        ngrams = self.ngrams
+        """What layers keep of a sequence besides keys, values and `state`, where they do."""
+        ngrams, entries = self.ngrams, self.entries
+        if entries is not None:
+            return {LayerIndex(n): entries.state(n, self.head_dim) for n in range(self.num_layers)}
         return {} if ngrams is None else {ngrams.layer: ngrams.state(self.stream_size)}
 
+    @property
+    def has_states(self) -> bool:
+        """Whether any layer keeps more of a sequence than keys and values."""
+        return bool(self.main_states or self.further_states)
+
+    @property
+    def layers_with_states(self) -> tuple[LayerIndex, ...]:
+        """Those that do."""
+        return tuple(LayerIndex(n) for n in range(self.num_layers) if self.state_bytes(n))
+
+    @property
+    def sequence_state_bytes(self) -> int:
+        """Bytes of what all layers keep of a sequence besides keys and values."""
+        return sum(self.state_bytes(layer) for layer in range(self.num_layers))
+
     def state_bytes(self, layer: int) -> int:
-        """Return the bytes of what a recurrent layer keeps of a sequence."""
-        further = self.further_states.get(LayerIndex(layer))
-        shapes = (self.state, further)
-        return sum(shape.num_bytes for shape in shapes if shape is not None)
+        """Return the bytes of what a layer keeps of a sequence besides keys and values."""
+        found = (of.get(LayerIndex(layer)) for of in (self.main_states, self.further_states))
+        return sum(shape.num_bytes for shape in found if shape is not None)
 
     @property
     def stream_size(self) -> int:

@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from thermocline.kernels.dense_contract import Activation, BalanceRule
-from thermocline.kernels.whole_layer import BalancedMixer, LayerStreams, StreamMixer
+from thermocline.kernels.dense_contract import MAX_STREAMS, Activation, BalanceRule
+from thermocline.kernels.whole_layer import (
+    NO_NORM,
+    BalancedMixer,
+    LayerStreams,
+    StreamMixer,
+    StreamSum,
+)
+from thermocline.models.spec import StreamsSpec
 
 if TYPE_CHECKING:
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.dense_contract import DenseKernels
     from thermocline.kernels.weight import FloatArray
+    from thermocline.models.metadata import SpecReader
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import WeightMap
 
@@ -72,9 +80,11 @@ def widen(rest: FloatArray, out: FloatArray, shares: FloatArray) -> FloatArray:
 
 
 def end_streams(
-    kernels: Kernels, mixer: StreamMixer | None, x: FloatArray, count: int
+    kernels: Kernels, mixer: StreamMixer | StreamSum | None, x: FloatArray, count: int
 ) -> FloatArray:
-    """Return what a model's end takes of the streams x [T, streams * D]: float32 [T, D], normed by the mixer; else their mean."""
+    """Return what a model's end takes of the streams x [T, streams * D]: float32 [T, D], with gates normed; else their mean."""
+    if isinstance(mixer, StreamSum):
+        return _weighed_sum(kernels, mixer, x)
     if mixer is not None:
         normed = normed_streams(kernels.dense, x, mixer.gain, mixer.epsilon)
         return _gated_mean(kernels, mixer, normed, prompt=False)
@@ -89,6 +99,15 @@ def _gated_mean(
     low = dense.gate(low, low, Activation.SIGMOID)
     gates = kernels.matmul(mixer.up, low, prompt=prompt)
     return _mean(dense.gate(flat, gates, Activation.SIGMOID).reshape(normed.shape))
+
+
+def _weighed_sum(kernels: Kernels, of: StreamSum, x: FloatArray) -> FloatArray:
+    """Return the sum of streams x [T, streams * D], each by its weight, added in order."""
+    normed = kernels.dense.rms_norm(x, _ones(x.shape[1]), of.epsilon)
+    logits = kernels.matmul(of.project, normed) + of.base
+    shares = _sigmoids(kernels.dense, logits, 1) + np.float32(of.floor)
+    streams = x.reshape(len(x), len(of.base), -1)
+    return sum_in_order(streams * shares[:, :, None], 1)[:, 0]
 
 
 def _mean(streams: FloatArray) -> FloatArray:
@@ -127,6 +146,36 @@ def sum_in_order(array: FloatArray, axis: int) -> FloatArray:
 
 def _sigmoids(dense: DenseKernels, logits: FloatArray, factor: float) -> FloatArray:
     return dense.gate(np.full(logits.shape, factor, np.float32), logits, Activation.SIGMOID)
+
+
+def balanced_streams(read: SpecReader) -> StreamsSpec:
+    """Return what the file says of streams that are weighed and mixed as wholes. Raises ModelError."""
+    key = "hyper_connection.count"
+    count = read.size(key, least=2)
+    if count > MAX_STREAMS:
+        raise read.unsupported(f"{key} = {count} (at most {MAX_STREAMS})")
+    return StreamsSpec(
+        count,
+        rounds=read.size("hyper_connection.sinkhorn_iterations"),
+        floor=read.positive_float("hyper_connection.epsilon"),
+    )
+
+
+def read_stream_end(
+    weights: WeightMap, spec: ModelSpec
+) -> tuple[StreamMixer | StreamSum | None, FloatArray]:
+    """Return what a model's end takes of its streams, None for their mean, and the gain of the norm behind it, if it has one."""
+    streams = spec.streams
+    if streams is not None and streams.rank:
+        return read_stream_mixer(weights, spec, "output_hc", ends=True), NO_NORM
+    gain, prefix = weights.vector(spec.output_norm, spec.hidden_size), "output_hc_"
+    if streams is None or f"{prefix}fn.weight" not in weights:
+        return None, gain
+    project = weights.matrix(f"{prefix}fn.weight", streams.count, spec.stream_size)
+    base = weights.vector(f"{prefix}base.weight", streams.count)
+    scale = float(weights.vector(f"{prefix}scale.weight", 1)[0])
+    project = replace(project, scale=project.scale * scale)
+    return StreamSum(project, base, streams.floor, spec.rms_epsilon), gain
 
 
 def read_stream_mixer(

@@ -75,6 +75,13 @@ class WeightMap:
             for count, end in zip(rows, ends, strict=True)
         )
 
+    def equal_matrices(self, name: str, shape: tuple[int, int, int]) -> WeightStack:
+        """Return the matrices [count, rows, cols] that lie one after another in tensor `name`. Raises ModelFileError."""
+        count, rows, cols = shape
+        whole = self.matrix(name, count * rows, cols)
+        scales = None if whole.scale == 1.0 else np.full(count, whole.scale, np.float32)
+        return WeightStack(name, whole.format, whole.raw.reshape(count, rows, -1), cols, scales)
+
     def table(self, name: str, rows: int, cols: int) -> Weight:
         """Return tensor `name` [rows, cols], of which rows are looked up. Raises ModelFileError."""
         info = self._checked(name, (rows, cols))
@@ -98,6 +105,18 @@ class WeightMap:
         self._taken.add(name)
         # A file's tensors are aligned by its metadata, which may be less than a number takes.
         return np.frombuffer(self._file.view(name).tobytes(), np.int64)
+
+    def choices(self, name: str, shape: tuple[int, int], count: int) -> IntArray:
+        """Return tensor `name` of the map's `ids`, int32 of this shape, all below `count`. Raises ModelFileError."""
+        assert name in self._ids, "whoever opens the file names such tensors"
+        info = self._checked(name, shape)
+        if info.format.name != "I32":
+            raise self._bad(name, f"is {info.format.name}, but numbers of I32 are wanted")
+        # As in `ids`.
+        table = np.frombuffer(self._file.view(name).tobytes(), np.int32).reshape(shape)
+        if table.min(initial=0) < 0 or table.max(initial=0) >= count:
+            raise self._bad(name, f"names experts that there are not: it has {count}")
+        return table
 
     def positive(self, name: str, length: int) -> FloatArray:
         """Return tensor `name` [length], all of whose numbers are finite and above zero. Raises ModelFileError."""

@@ -40,13 +40,13 @@ class Mixing(Enum):
     HIDDEN = "hidden"
     """The residual stream of their rows: each computes all of them, as a state moves on with every token.
 
-    So do layers that choose positions in blocks: what is compared with of a block is made when all its tokens are there.
+    So do layers that choose positions in blocks, or read entries: those of a block are made when all its tokens are there.
     """
 
 
 def mixing_of(spec: ModelSpec) -> tuple[Mixing, ...]:
     """Return by layer what ranks of one replica give each other."""
-    has_blocks = spec.indexer is not None and spec.indexer.block > 1
+    has_blocks = spec.entries is not None or (spec.indexer is not None and spec.indexer.block > 1)
     found = {
         LayerKind.ATTENTION: Mixing.HIDDEN if has_blocks else Mixing.CACHE,
         LayerKind.WINDOW: Mixing.WINDOW_CACHE,

@@ -361,7 +361,7 @@ class PrefetchGovernor:
             if per_token * hint.num_tokens < _FEW_MISSING:
                 continue
             if layer > hint.layer and hint.residual is not None:
-                experts = predictor.from_state(layer, hint.residual)
+                experts = predictor.from_state(layer, hint.residual, hint.token_ids)
             else:
                 experts = predictor.from_recency(layer, len(hint.experts))
             wanted = experts[self._cold[layer, experts] & ~self._cache.held(layer, experts)]

@@ -96,14 +96,16 @@ class Predictor:
         self._recent[layer] *= _DECAY
         self._recent[layer, selected] += 1.0
 
-    def from_state(self, layer: LayerIndex, residual: FloatArray) -> IntArray:
-        """Return `layer`'s likely experts from an earlier layer's residual stream [T, D].
+    def from_state(
+        self, layer: LayerIndex, residual: FloatArray, token_ids: IntArray | None = None
+    ) -> IntArray:
+        """Return `layer`'s likely experts from an earlier layer's residual stream [T, D], or those of the tokens, int32 [T].
 
         Of several guesses for a layer the latest is scored: it saw the nearest hidden state. Empty while
         guesses for this layer do more harm than good.
         """
         self._guesses[layer] = guess = likely_experts(
-            self._router_of(layer), self._kernels, residual
+            self._router_of(layer), self._kernels, residual, token_ids
         )
         return self._if_worth(layer, guess)
 
@@ -133,14 +135,22 @@ class Predictor:
         )
 
 
-def likely_experts(router: RouterWeights, kernels: Kernels, residual: FloatArray) -> IntArray:
-    """Return the experts, ascending int32, that `router` chooses for any row of residual [T, D]."""
-    dense = kernels.dense
+def likely_experts(
+    router: RouterWeights,
+    kernels: Kernels,
+    residual: FloatArray,
+    token_ids: IntArray | None = None,
+) -> IntArray:
+    """Return the experts, ascending int32, that `router` chooses for any row of residual [T, D], or for these tokens [T]."""
+    dense, experts = kernels.dense, router.by_token
+    if experts is not None and token_ids is not None:
+        known: IntArray = np.unique(experts[token_ids])
+        return known
     norm_rows = dense.layer_norm if router.centers else dense.rms_norm
     if router.mixer is not None:
         x = narrow(kernels, router.mixer, residual, prompt=False).x
     else:
         x = residual if router.gain is None else norm_rows(residual, router.gain, router.epsilon)
     ids, _ = dense.route(kernels.matmul(router.matrix, x), router.rule)
-    experts: IntArray = np.unique(ids)
-    return experts
+    likely: IntArray = np.unique(ids)
+    return likely

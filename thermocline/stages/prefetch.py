@@ -75,9 +75,6 @@ class PrefetchStage:
         streams = chunk.num_tokens >= self._streaming_tokens
         continues = not len(chunk.logits_rows)
         shares = (counts / max(chunk.num_tokens, 1)).astype(np.float32)
-        residual = None if streams else stream
-        self._governor.offer_nowait(
-            PrefetchHint(
-                chunk.id, layer, experts, shares, chunk.num_tokens, streams, continues, residual
-            )
-        )
+        of_chunk = chunk.id, layer, experts, shares, chunk.num_tokens, streams, continues
+        tells = (None, None) if streams else (stream, chunk.token_ids)
+        self._governor.offer_nowait(PrefetchHint(*of_chunk, *tells))

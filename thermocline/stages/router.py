@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 def routing_of(model: Model) -> Callable[[Hidden], Routed]:
     """Return how a model routes what its attention left."""
-    return lambda hidden: model.route(
-        hidden.layer,
-        hidden.x,
-        prompt=hidden.chunk.is_prompt,
-        embedded=hidden.chunk.embedded_at(hidden.layer),
-    )
+    return lambda hidden: model.route(hidden.layer, hidden.chunk, hidden.x)
 
 
 class RouterStage:

@@ -79,35 +79,29 @@ def cache_of(spec, cache_type):
         own_blocks=dict.fromkeys(spec.keyless_layers, 0),
         sources=spec.kv_sources,
     )
-    states = spec.state and StatePool(spec.recurrent_layers, 4, spec.state, spec.further_states)
-    for layer in spec.recurrent_layers:
-        left = states.layer(layer)
-        draw = np.random.default_rng(layer)
-        for array in (left.conv, left.recurrent):
+    states = StatePool(4, spec.main_states, spec.further_states) if spec.has_states else None
+    for number, left in enumerate(() if states is None else states.all_layers):
+        draw = np.random.default_rng(number)
+        # A window is rows of the cache's type, of which few bits are numbers.
+        for array in (left.recurrent,) if spec.entries else (left.conv, left.recurrent):
             array[...] = draw.standard_normal(array.shape)
     return SequenceCache(kv, states)
 
 
 def arrays_of(cache, layer):
     """Return what a layer has left behind."""
-    if cache.states is not None and layer in cache.states._layers:
-        left = cache.states.layer(layer)
-        further = cache.states._further.get(layer)
-        return (
-            left.conv,
-            left.recurrent,
-            *(() if further is None else (further.conv, further.recurrent)),
-        )
-    if layer not in cache.kv._layers:  # a feed-forward alone
-        return ()
-    return cache.kv.layer(layer).arrays
+    states = cache.states
+    of_states = () if states is None else (states._layers.get(layer), states._further.get(layer))
+    left = [array for each in of_states if each for array in (each.conv, each.recurrent)]
+    if layer in cache.kv._layers:  # else a state, or a feed-forward alone
+        left += cache.kv.layer(layer).arrays
+    return left
 
 
 def by_parts(kernels, model, catalog, layer, chunk, x, cache):
     """Return what attend, route and the experts give one after another, and the stream that the experts are added to."""
     residual = model.attend(layer, chunk, x, cache)
-    embedded = chunk.embedded_at(layer)
-    routed = model.route(layer, residual, prompt=chunk.is_prompt, embedded=embedded)
+    routed = model.route(layer, chunk, residual)
     residual, normed, routing, ending = routed
     stream = residual if ending is None else ending.stream
     no_hot = np.zeros(model.spec.router.num_experts, np.bool_)

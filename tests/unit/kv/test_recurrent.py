@@ -15,7 +15,7 @@ SHAPE = DeltaShape(2, 4, 8, 16, 4, tiled=True).state
 
 def test_layers_have_states_of_their_own():
     """Only those that were named; shapes and bytes are the rule's."""
-    pool = StatePool([LayerIndex(0), LayerIndex(2)], 3, SHAPE)
+    pool = StatePool(3, {LayerIndex(0): SHAPE, LayerIndex(2): SHAPE})
     states = pool.layer(LayerIndex(2))
     assert states.conv.shape == (3, 3, 96)
     assert states.recurrent.shape == (3, 4, 8, 16)
@@ -28,7 +28,7 @@ def test_layers_have_states_of_their_own():
 
 def test_a_copy_is_whole_and_apart():
     """What happens to a sequence later does not reach its snapshot."""
-    states = StatePool([LayerIndex(0)], 2, SHAPE).layer(LayerIndex(0))
+    states = StatePool(2, {LayerIndex(0): SHAPE}).layer(LayerIndex(0))
     states.conv[0], states.recurrent[0] = 1.0, 2.0
     copy_state(states, 0, 1)
     clear_state(states, 0)
@@ -41,4 +41,4 @@ def test_a_copy_is_whole_and_apart():
 def test_too_much_address_space_is_a_typed_error():
     """The error names a setting that helps."""
     with pytest.raises(ConfigError, match="--max-requests"):
-        StatePool([LayerIndex(0)], 1 << 50, SHAPE)
+        StatePool(1 << 50, {LayerIndex(0): SHAPE})

@@ -34,7 +34,7 @@ def cache(request):
     heads = [HeadShape(2, 32), HeadShape(1, 64), HeadShape(2, 32)]
     own = {LayerIndex(1): 4, LayerIndex(2): 0}
     kv = KVPool(heads, 6, 4, request.param, own_blocks=own)
-    states = StatePool([LayerIndex(2)], 3, StateShape((3, 5), (2, 4, 4)))
+    states = StatePool(3, {LayerIndex(2): StateShape((3, 5), (2, 4, 4))})
     rng = np.random.default_rng(1)
     for layer in kv.layers:
         for array in (kv.layer(layer).keys, kv.layer(layer).values):

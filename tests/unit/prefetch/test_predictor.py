@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.support.chunks import make_chunk, make_decode
 from tests.support.kernel_cases import decoded, float_weight
 from tests.support.toy_archs import ToyArch, write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
@@ -56,7 +57,8 @@ def test_with_the_layers_own_state_the_guess_is_the_models_choice(kernels, tmp_p
             router = model.router_weights(layer)
             for num_tokens in (1, 5):
                 x = draw.standard_normal((num_tokens, 64)).astype(np.float32)
-                routing = model.route(layer, x, prompt=False).routing
+                chunk = make_chunk(num_tokens=num_tokens)
+                routing = model.route(layer, make_decode(chunk), x).routing
                 expected = np.unique(routing.expert_ids)
                 assert likely_experts(router, kernels, x).tolist() == expected.tolist()
 
@@ -139,6 +141,15 @@ def test_recency_is_scored_beside_the_acted_guess():
     (score,) = predictor.scores()
     assert score.total_correct == 0
     assert score.recency_recall == 0.5
+
+
+def test_experts_that_tokens_name_are_known():
+    """Whatever the state says; several tokens' together."""
+    table = np.array([[1, 2], [7, 0], [2, 5]], np.int32)
+    router = replace(unit_router(8, 2), by_token=table)
+    predictor = Predictor(lambda _: router, KERNELS, 1, 8)
+    assert predictor.from_state(L0, state(8, 3, 4), ids(1)).tolist() == [0, 7]
+    assert predictor.from_state(L0, state(8, 3, 4), ids(2, 0)).tolist() == [1, 2, 5]
 
 
 def test_recent_use_decays():

@@ -69,6 +69,7 @@ async def test_few_tokens_give_their_selection_and_their_state(stage, governor):
     assert (hint.chunk, hint.layer, hint.streams) == (5, 2, False)
     assert hint.experts.tolist() == [3, 9]
     assert hint.residual is message.residual
+    assert hint.token_ids is message.chunk.token_ids
 
 
 async def test_many_tokens_stream_and_hold_no_state(stage, governor):
@@ -76,6 +77,7 @@ async def test_many_tokens_stream_and_hold_no_state(stage, governor):
     await stage(work(8, BackendRole.COLD))
     assert governor.hints[0].streams
     assert governor.hints[0].residual is None
+    assert governor.hints[0].token_ids is None
 
 
 async def test_a_prompt_that_is_not_at_its_end_continues(stage, governor):

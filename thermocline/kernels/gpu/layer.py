@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from thermocline.kernels.compressed_weights import CompressedWeights
 from thermocline.kernels.dense_contract import Activation
 from thermocline.kernels.gpu.activations import activate
 from thermocline.kernels.gpu.attention import LOG2_E, attention, rule_of
@@ -324,7 +325,7 @@ class DeviceLayer:
             case LatentWeights():
                 assert rope is not None, "latent rows have numbers that turn"
                 self._mixer = DeviceLatent(load, parts.mixer, rope)
-            case None:
+            case None | CompressedWeights():  # no device computes these
                 pass
         self._norm = _optional_vector(load, parts.norm)
         self._epsilon, self._handed_on = parts.epsilon, parts.handed_on

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thermocline.kernels.dense_contract import MAX_STREAMS, Gating
+from thermocline.kernels.dense_contract import Gating
 from thermocline.kernels.whole_layer import NO_NORM
 from thermocline.models.expert_limits import SHARED_KEY, limited_layer, with_limits
 from thermocline.models.gated_delta import (
@@ -21,8 +21,8 @@ from thermocline.models.indexer import read_sparse_attention, with_pooled_indexe
 from thermocline.models.latent import with_latent_layers
 from thermocline.models.metadata import SpecReader
 from thermocline.models.mixed_layers import mixed_layer, mixed_spec
-from thermocline.models.spec import LayerKind, StreamsSpec
-from thermocline.models.streams import read_layer_streams
+from thermocline.models.spec import LayerKind
+from thermocline.models.streams import balanced_streams, read_layer_streams
 
 if TYPE_CHECKING:
     from thermocline.kernels.whole_layer import DeltaWeights
@@ -44,14 +44,7 @@ def read_spec(file: ModelFile) -> ModelSpec:
     shape, kinds = channel_shape(read, spec), kinds_by_heads(kv_heads[: spec.num_layers])
     if read.has("kda.gate_lower_bound"):
         shape = replace(shape, lower_bound=lower_bound(read, file))
-    count = read.size("hyper_connection.count", least=2)
-    if count > MAX_STREAMS:
-        raise read.unsupported(f"hyper_connection.count = {count} (at most {MAX_STREAMS})")
-    streams = StreamsSpec(
-        count,
-        rounds=read.size("hyper_connection.sinkhorn_iterations"),
-        floor=read.positive_float("hyper_connection.epsilon"),
-    )
+    streams = balanced_streams(read)
     spec = with_limits(read, file, spec, before=True)
     if not read.has(SHARED_KEY):
         spec = replace(spec, shared_limits=spec.expert_limits)

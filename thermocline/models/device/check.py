@@ -66,7 +66,7 @@ def check_non_expert(device: DeviceNonExpert, model: Model) -> None:
             shape = (len(positions), model.spec.hidden_size)
             x = rng.standard_normal(shape).astype(np.float32)
             for layer in kinds.values():
-                expected = model.route(layer, model.attend(layer, here, x, cache), prompt=prompt)
+                expected = model.route(layer, here, model.attend(layer, here, x, cache))
                 found = device.attend_and_route(layer, there, x)
                 where = f"layer {layer} of {what} at position {positions[0]}"
                 _compare(where, found.residual, expected.residual, device)
