@@ -320,7 +320,8 @@ def _entries(entries: EntriesSpec, ratio: int) -> str:
     """Which layers read rows that are each made of many tokens' behind the window."""
     layers = [n for n, own in enumerate(entries.ratios) if own == ratio]
     chosen = f", of which a token reads {entries.most_read}" if entries.is_chosen(layers[0]) else ""
-    return f"one for {ratio} tokens in {len(layers)} layers{chosen}"
+    where = "1 layer" if len(layers) == 1 else f"{len(layers)} layers"
+    return f"one for {ratio} tokens in {where}{chosen}"
 
 
 def _value_size(heads: HeadShape) -> str:

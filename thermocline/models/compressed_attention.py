@@ -65,6 +65,25 @@ class _Run(NamedTuple):
     table: IntArray
     rows: ByteArray
 
+    def num_tokens(self, window: int) -> int:
+        """Return how many there are."""
+        return len(self.rows) - window
+
+
+class _Memory:
+    """Rows that are read together, part by part."""
+
+    def __init__(self) -> None:
+        self.parts: list[ByteArray] = []
+        self._count = 0
+
+    def add(self, rows: ByteArray) -> int:
+        """Add rows [n, bytes]; return where the first of them is."""
+        first = self._count
+        self.parts.append(rows)
+        self._count += len(rows)
+        return first
+
 
 class _Asked(NamedTuple):
     """What a chunk's tokens ask: of rows, and of an indexer. q: float32 [T, heads, dim]; of_index: [T, heads, index] and
@@ -114,8 +133,7 @@ def attend_compressed(
                 made = _entries(dense, weights, turns.at, kept, made_of[part], start)
                 _store(entries, made, table, places)
                 _keep(kept, made_of[part], start)
-        which, found = _read(dense, weights, runs, entries, asked, cache.type)
-        values[which] = found
+        _read(dense, weights, runs, entries, asked, cache.type, values)
     back = RopeTable(turn.cosines, -turn.sines, pairs=True)
     turn_heads(dense, values, back)
     grouped = values.reshape(len(q), len(weights.groups), -1)
@@ -278,42 +296,59 @@ def _read(
     entries: EntryCache | None,
     asked: _Asked,
     cache_type: CacheType,
-) -> tuple[IntArray, FloatArray]:
-    """Return the tokens of some runs, int32 [n], and what they read, float32 [n, heads, dim], all in one memory of rows.
+    values: FloatArray,
+) -> None:
+    """Write to values [T, heads, dim] what the tokens of some runs read, all in one memory of rows.
 
     The arithmetic is that of decode steps.
     """
-    dim, window = len(weights.kv_gain), weights.window
-    memory: list[ByteArray] = []
-    tokens: list[int] = []
-    lists: list[IntArray] = []
-    begin = 0
+    dim, memory, lists = len(weights.kv_gain), _Memory(), []
     for run in runs:
-        memory.append(run.rows)
-        end = begin + len(run.rows)
-        where = _rows_of_window(run, window) + np.int32(begin)
-        wanted = _wanted(dense, weights, run, entries, asked)
-        if entries is not None:
-            used = np.unique(np.concatenate(wanted))
-            memory.append(entries.rows(entries.slots(run.table, used), dim))
-            wanted = [(end + np.searchsorted(used, each)).astype(np.int32) for each in wanted]
-            end += len(used)
-        for number, far in enumerate(wanted):
-            # Of the first tokens the window reaches before the sequence.
-            near = where[number + max(0, window - 1 - run.start - number) : number + window]
-            tokens.append(run.first + number)
-            lists.append(np.concatenate((far, near)).astype(np.int32))
-        begin = end
-    cache = cache_of_rows(cache_type, np.concatenate(memory), dim)
+        lists += _rows_read(dense, weights, run, entries, asked, memory)
+    cache = cache_of_rows(cache_type, np.concatenate(memory.parts), dim)
     rule = Attending(weights.scale, sinks=weights.sinks)
-    every = np.array(tokens, np.int32)
-    found = np.empty((len(every), *asked.q.shape[1:]), np.float32)
-    for start in range(0, len(every), _READ_TOGETHER):
+    firsts = [(run.first, run.num_tokens(weights.window)) for run in runs]
+    tokens = np.concatenate([np.arange(first, first + count) for first, count in firsts])
+    for start in range(0, len(tokens), _READ_TOGETHER):
         part = slice(start, start + _READ_TOGETHER)
-        each = [_Token(n, 1, table) for n, table in enumerate(lists[part])]
-        last = np.array([len(table) - 1 for table in lists[part]], np.int32)
-        found[part] = dense.attention(asked.q[every[part]], last, each, cache, rule)
-    return every, found
+        rows, tables = _as_slice(tokens[part]), lists[part]
+        each = [_Token(n, 1, table) for n, table in enumerate(tables)]
+        last = np.array([len(table) - 1 for table in tables], np.int32)
+        values[rows] = dense.attention(asked.q[rows], last, each, cache, rule)
+
+
+def _as_slice(rows: IntArray) -> IntArray | slice:
+    """Return rows that follow each other as a slice, so that nothing of them is copied."""
+    first, end = int(rows[0]), int(rows[-1]) + 1
+    return slice(first, end) if end - first == len(rows) else rows
+
+
+def _rows_read(
+    dense: DenseKernels,
+    weights: CompressedWeights,
+    run: _Run,
+    entries: EntryCache | None,
+    asked: _Asked,
+    memory: _Memory,
+) -> list[IntArray]:
+    """Return which rows of the memory each token of a run reads, entries first, and add those rows to it."""
+    window = weights.window
+    near = _rows_of_window(run, window) + np.int32(memory.add(run.rows))
+    wanted = _wanted(dense, weights, run, entries, asked)
+    if entries is not None:
+        is_used = np.zeros(max(int(each[-1]) + 1 if len(each) else 0 for each in wanted), bool)
+        for each in wanted:
+            is_used[each] = True
+        used = np.flatnonzero(is_used).astype(np.int32)
+        rows = entries.rows(entries.slots(run.table, used), len(weights.kv_gain))
+        place_of = np.cumsum(is_used, dtype=np.int32) + np.int32(memory.add(rows) - 1)
+        wanted = [place_of[each] for each in wanted]
+    # Of the first tokens the window reaches before the sequence.
+    lacks = [max(0, window - 1 - run.start - number) for number in range(len(wanted))]
+    return [
+        np.concatenate((far, near[number + lack : number + window]))
+        for number, (far, lack) in enumerate(zip(wanted, lacks, strict=True))
+    ]
 
 
 def _rows_of_window(run: _Run, window: int) -> IntArray:
@@ -332,7 +367,7 @@ def _wanted(
     asked: _Asked,
 ) -> list[IntArray]:
     """Return the numbers of the entries that each token of a run reads, ascending."""
-    count = len(run.rows) - weights.window
+    count = run.num_tokens(weights.window)
     if entries is None or weights.compressor is None:
         return [np.empty(0, np.int32)] * count
     complete = (run.start + np.arange(count) + 1) // weights.compressor.ratio
