@@ -93,7 +93,7 @@ void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t,
                In<int32_t, 1> block_tables, In<int32_t, 1> table_starts, int cache_type,
                int64_t block_tokens, In<uint8_t, 3> keys, In<uint8_t, 3> values, float scale,
                float softcap, int64_t window, const std::optional<In<float, 1>>& sinks, bool chunked,
-               std::optional<tc::Temperature> temperature, const std::optional<In<uint16_t, 2>>& chosen, bool prompt,
+               std::optional<tc::Temperature> temperature, const std::optional<In<uint16_t, 3>>& chosen, bool prompt,
                Write<float, 3> out) {
     const tc::CacheShape cache = cache_shape(cache_type, block_tokens, size(q, 2), keys, values);
     const int64_t heads = size(q, 1), row = heads * cache.head_dim, out_row = heads * cache.value_dim();
@@ -107,7 +107,8 @@ void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t,
     require(!sinks || size(*sinks, 0) == heads, "sinks must have a number per head");
     require_sequences(cache, positions, starts, block_tables, table_starts);
     require(!chosen || size(*chosen, 0) == size(q, 0), "chosen must have a row per token");
-    const int64_t words = chosen ? size(*chosen, 1) : 0;
+    const int64_t lists = chosen ? size(*chosen, 1) : 1, words = chosen ? size(*chosen, 2) : 0;
+    require(lists == 1 || lists == cache.kv_heads, "chosen must have one list, or one for each key head");
     if (chosen)
         require_below(positions.data(), size(positions, 0), words * tc::kWordPositions,
                       "chosen must have a bit for every position up to a token's own");
@@ -121,8 +122,9 @@ void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t,
                         window, out.data() + first * out_row, sinks ? sinks->data() : nullptr, chunked,
                         temperature.value_or(tc::Temperature{0.0f, 1, 0})});
         if (!chosen) continue;
-        jobs.back().chosen = chosen->data() + first * words;
+        jobs.back().chosen = chosen->data() + first * lists * words;
         jobs.back().chosen_words = words;
+        jobs.back().chosen_lists = lists;
     }
     const WithoutGil unlocked;
     tc::attention(core.compute(), form_of(prompt), jobs.data(), static_cast<int64_t>(jobs.size()));

@@ -270,7 +270,7 @@ double compare_attention(const Compute& ours, const Compute& portable, Form form
             const int64_t last = (kTokens - 1) * kHeads * 48;
             job.q += last;
             job.positions += kTokens - 1;
-            job.chosen = job.chosen_of(kTokens - 1);
+            job.chosen = job.chosen_of(kTokens - 1, 0);
             job.tokens = 1;
             job.out = alone.data();
             attention(ours, form, &job, 1);

@@ -205,6 +205,9 @@ class NativeDense:
                 out=out,
             )
             return out
+        chosen = rule.chosen
+        if chosen is not None and chosen.ndim == 2:
+            chosen = chosen[:, None]
         self._core.attention(
             q=q,
             positions=positions,
@@ -221,7 +224,7 @@ class NativeDense:
             sinks=rule.sinks,
             chunked=rule.chunked,
             temperature=self.native_temperature(rule.temperature),
-            chosen=rule.chosen,
+            chosen=chosen,
             prompt=prompt,
             out=out,
         )

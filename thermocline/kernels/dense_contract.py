@@ -146,9 +146,9 @@ class Attending:
     window: a token sees only that many last positions, its own included; 0 is all of them. chunked: the window does not
     slide: a token sees the positions from the last multiple of `window` on. temperature: multiplies scale. sinks: float32
     [heads], of each head a further score, which takes its share of the softmax as it is and adds no value. chosen: uint16
-    [tokens, words], of caches that are not latent: a token reads position 16 * w + b only where bit b of word w of its row is
-    set, its own among them; None reads all. A row has words for all positions of q. Positions that a token does not read must
-    have been written all the same, up to its own.
+    [tokens, words], or [tokens, kv_heads, words] where key heads differ in it, of caches that are not latent: a token reads
+    position 16 * w + b only where bit b of word w of its row is set, its own among them; None reads all. A row has words for
+    all positions of q. Positions that a token does not read must have been written all the same, up to its own.
     """
 
     scale: float

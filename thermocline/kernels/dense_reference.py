@@ -272,10 +272,13 @@ def attend_in_double(
             seen = context <= positions[row]
             if rule.window:
                 seen &= context >= _first_seen(int(positions[row]), rule)
-            if rule.chosen is not None:
+            if rule.chosen is not None and rule.chosen.ndim == 2:
                 seen &= _bits(rule.chosen[row], len(context))
             scores = np.einsum("phd,hd->ph", wide_keys[seen], q[row])
             scores *= rule.scale * _temperature(int(positions[row]), rule)
+            if rule.chosen is not None and rule.chosen.ndim == 3:
+                read = [_bits(words, len(context))[seen] for words in rule.chosen[row]]
+                scores[~np.repeat(np.stack(read, axis=1), group, axis=1)] = -np.inf
             out[row] = np.einsum("ph,phd->hd", _weights(scores, rule), wide_values[seen])
     assert out is not None, "a chunk has tokens"
     return out

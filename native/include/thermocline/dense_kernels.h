@@ -133,10 +133,11 @@ struct AttentionJob {
     Temperature temperature = {0.0f, 1, 0};
     const Expansion* expansion = nullptr;  // of a latent cache: attention works on keys and values of heads
     int64_t item_heads = 16;               // the most query heads of an item over a latent cache
-    // Where a cache is not latent, what tokens read of what they see, [tokens][chosen_words]: bit b of word w is position
-    // 16 * w + b's, and a token's own is set. A row has words up to its token's position. Null: all.
+    // Where a cache is not latent, what tokens read of what they see, [tokens][chosen_lists][chosen_words], one list for all
+    // key heads or one for each: bit b of word w is position 16 * w + b's, and a token's own is set. A row has words up to its
+    // token's position. Null: all.
     const uint16_t* chosen = nullptr;
-    int64_t chosen_words = 0;
+    int64_t chosen_words = 0, chosen_lists = 1;
 
     // The first position that a token at this one sees; it does not fall from one position to the next.
     int64_t first_seen(int64_t position) const {
@@ -158,9 +159,10 @@ struct AttentionJob {
             while (heads % count != 0 || heads / count > item_heads) ++count;
         return count;
     }
-    // The words of one token, or null.
-    const uint16_t* chosen_of(int64_t token) const {
-        return chosen == nullptr ? nullptr : chosen + token * chosen_words;
+    // The words of one token and key head, or null.
+    const uint16_t* chosen_of(int64_t token, int64_t kv_head) const {
+        const int64_t list = chosen_lists == 1 ? 0 : kv_head;
+        return chosen == nullptr ? nullptr : chosen + (token * chosen_lists + list) * chosen_words;
     }
     // Query heads of an item.
     int64_t group() const { return heads / (cache.kv_heads * slices()); }

@@ -115,7 +115,7 @@ inline void load_rows(const AttentionJob& job, const AttentionItem& work, const 
             factors[r] = factor * temperature_at(job.temperature, end - 1);
             item.begin[start + r] = begin;
             item.end[start + r] = end;
-            if (item.chosen != nullptr) item.chosen[start + r] = job.chosen_of(token);
+            if (item.chosen != nullptr) item.chosen[start + r] = job.chosen_of(token, work.slice);
             t.first = min_of(t.first, begin);
             t.last = max_of(t.last, end);
             t.common_first = max_of(t.common_first, begin);

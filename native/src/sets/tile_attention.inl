@@ -77,7 +77,8 @@ inline void load_row_tiles(const AttentionJob& job, const AttentionItem& work, c
     for (int64_t r = 0; r < item.sizes.rows; ++r) {
         __m512i* const to = words + r / kTileTokens * kAttentionParts * depth * kTileTokens + r % kTileTokens;
         item.begin[r] = item.end[r] = 0;
-        if (item.chosen != nullptr) item.chosen[r] = r < rows ? job.chosen_of(work.first_token + r / group) : nullptr;
+        if (item.chosen != nullptr)
+            item.chosen[r] = r < rows ? job.chosen_of(work.first_token + r / group, work.slice) : nullptr;
         const float* q = job.q;
         int64_t count = 0;
         __m512 scale = _mm512_setzero_ps();
