@@ -234,21 +234,52 @@ double compare_experts(const Compute& ours, const Compute& portable, ExpertActiv
     return found;
 }
 
+std::vector<uint16_t> bfloats(int64_t count) {
+    std::vector<uint16_t> values;
+    for (const float drawn : normal(count)) {
+        uint16_t bits;
+        std::memcpy(&bits, reinterpret_cast<const char*>(&drawn) + 2, 2);
+        values.push_back(bits);
+    }
+    return values;
+}
+
+std::vector<int32_t> counted(int64_t first, int64_t count) {
+    std::vector<int32_t> numbers;
+    for (int64_t i = 0; i < count; ++i) numbers.push_back(static_cast<int32_t>(first + i));
+    return numbers;
+}
+
+// A job's tokens together, and its last one alone. Returns the NMSE.
+double compare_job(const Compute& ours, const Compute& portable, Form form, AttentionJob job) {
+    const int64_t row = job.heads * job.value_dim(), last = job.tokens - 1;
+    std::vector<float> a(static_cast<size_t>(job.tokens * row), NAN), b = a, alone(static_cast<size_t>(row), NAN);
+    job.out = a.data();
+    attention(ours, form, &job, 1);
+    job.out = b.data();
+    attention(portable, form, &job, 1);
+    const double found = nmse(a, b);
+    expect(found <= kAttentionTolerance, ours.set.name, kBF16, "attention differs");
+    job.q += last * job.heads * job.key_dim();
+    job.positions += last;
+    job.chosen = job.chosen_of(last, 0);
+    job.tokens = 1;
+    job.out = alone.data();
+    attention(ours, form, &job, 1);
+    expect(same_bits(alone.data(), &a[static_cast<size_t>(last * row)], row), ours.set.name, kBF16,
+           "attention of a token feels its neighbours");
+    return found;
+}
+
 // Attention with and without a choice of positions, whose bits are few enough that groups and whole spans are not read; of
-// the last tokens of a sequence, together and alone. Returns the largest NMSE.
+// the last tokens of a sequence. Returns the largest NMSE.
 double compare_attention(const Compute& ours, const Compute& portable, Form form) {
     constexpr int64_t kTokens = 9, kHeads = 6, kContext = 1100, kWords = kContext / kWordPositions + 1;
     double worst = 0.0;
     for (const int64_t block_tokens : {16, 5}) {
         const CacheShape cache{CacheType::BF16, kContext / block_tokens + 1, block_tokens, 2, 48};
-        std::vector<uint16_t> keys(static_cast<size_t>(cache.num_blocks * 2 * block_tokens * 48));
-        for (auto& key : keys) {
-            const float drawn = normal(1)[0];
-            std::memcpy(&key, reinterpret_cast<const char*>(&drawn) + 2, 2);
-        }
-        std::vector<int32_t> table, positions;
-        for (int32_t b = 0; b < cache.num_blocks; ++b) table.push_back(b);
-        for (int64_t t = 0; t < kTokens; ++t) positions.push_back(static_cast<int32_t>(kContext - kTokens + t));
+        const auto keys = bfloats(cache.num_blocks * 2 * block_tokens * 48);
+        const auto table = counted(0, cache.num_blocks), positions = counted(kContext - kTokens, kTokens);
         std::vector<uint16_t> chosen(kTokens * kWords);
         for (size_t i = 0; i < chosen.size(); ++i) {
             const bool is_last = i % kWords + 2 >= static_cast<size_t>(kWords);
@@ -256,28 +287,103 @@ double compare_attention(const Compute& ours, const Compute& portable, Form form
         }
         const auto q = normal(kTokens * kHeads * 48);
         const auto* const bytes = reinterpret_cast<const uint8_t*>(keys.data());
-        for (const uint16_t* const words : {static_cast<const uint16_t*>(nullptr), static_cast<const uint16_t*>(chosen.data())}) {
-            std::vector<float> a(q.size(), NAN), b = a, alone(kHeads * 48, NAN);
-            AttentionJob job{q.data(), positions.data(), kTokens, kHeads, cache, bytes, bytes, table.data(), 0.1f, 0.0f, 0, a.data()};
-            job.chosen = words;
-            job.chosen_words = words == nullptr ? 0 : kWords;
-            attention(ours, form, &job, 1);
-            job.out = b.data();
-            attention(portable, form, &job, 1);
-            const double found = nmse(a, b);
-            worst = std::max(worst, found);
-            expect(found <= kAttentionTolerance, ours.set.name, kBF16, "attention differs");
-            const int64_t last = (kTokens - 1) * kHeads * 48;
-            job.q += last;
-            job.positions += kTokens - 1;
-            job.chosen = job.chosen_of(kTokens - 1, 0);
-            job.tokens = 1;
-            job.out = alone.data();
-            attention(ours, form, &job, 1);
-            expect(same_bits(alone.data(), &a[static_cast<size_t>(last)], kHeads * 48), ours.set.name, kBF16,
-                   "attention of a token feels its neighbours");
-        }
+        AttentionJob job{q.data(), positions.data(), kTokens, kHeads, cache, bytes, bytes, table.data(), 0.1f, 0.0f, 0, nullptr};
+        worst = std::max(worst, compare_job(ours, portable, form, job));
+        job.chosen = chosen.data();
+        job.chosen_words = kWords;
+        worst = std::max(worst, compare_job(ours, portable, form, job));
     }
+    return worst;
+}
+
+// Attention to latent rows beside sinks, in blocks of single rows and of several, with values that are a part or all of a
+// row, with a window or without. Returns the largest NMSE.
+double compare_latent(const Compute& ours, const Compute& portable, Form form) {
+    constexpr int64_t kTokens = 3, kHeads = 18, kContext = 1100, kDim = 64;
+    double worst = 0.0;
+    const auto q = normal(kTokens * kHeads * kDim), sinks = normal(kHeads);
+    const auto positions = counted(kContext - kTokens, kTokens);
+    for (const int64_t block_tokens : {1, 16})
+        for (const int64_t latent : {int64_t{40}, kDim}) {
+            const CacheShape cache{CacheType::BF16, kContext / block_tokens + 1, block_tokens, 1, kDim, latent};
+            const auto keys = bfloats(cache.num_blocks * block_tokens * kDim);
+            const auto table = counted(0, cache.num_blocks);
+            const auto* const bytes = reinterpret_cast<const uint8_t*>(keys.data());
+            for (const int64_t window : {0, 700})
+                worst = std::max(worst, compare_job(ours, portable, form,
+                                                    {q.data(), positions.data(), kTokens, kHeads, cache, bytes, bytes,
+                                                     table.data(), 0.1f, 0.0f, window, nullptr, sinks.data()}));
+        }
+    return worst;
+}
+
+// What an indexer says of all positions, and of the last of each four. Returns the largest NMSE.
+double compare_scores(const Compute& ours, const Compute& portable) {
+    constexpr int64_t kTokens = 3, kHeads = 5, kDim = 40, kBlock = 16, kBlocks = 20;
+    const auto q = normal(kTokens * kHeads * kDim), weights = normal(kTokens * kHeads);
+    const auto rows = bfloats(kBlocks * kBlock * kDim);
+    const auto table = counted(0, kBlocks);
+    double worst = 0.0;
+    for (const int64_t step : {1, 4}) {
+        const int64_t count = kBlocks * kBlock / step;
+        const auto run = [&](const Compute& compute) {
+            std::vector<float> out(static_cast<size_t>(kTokens * count), NAN);
+            index_scores({*compute.set.dense, compute.pool},
+                         {q.data(), weights.data(), kTokens, kHeads, kDim, CacheType::BF16, kBlock,
+                          reinterpret_cast<const uint8_t*>(rows.data()), table.data(), count, out.data(), step});
+            return out;
+        };
+        worst = std::max(worst, nmse(run(ours), run(portable)));
+    }
+    expect(worst <= kAttentionTolerance, ours.set.name, kBF16, "an indexer's scores differ");
+    return worst;
+}
+
+// Every gating, the choice and experts that are given. Returns the largest NMSE of weights.
+double compare_routes(const Compute& ours, const Compute& portable) {
+    constexpr int64_t kTokens = 300, kExperts = 60, kChosen = 6;
+    const auto logits = normal(kTokens * kExperts), bias = normal(kExperts);
+    std::vector<int32_t> given;
+    for (int64_t i = 0; i < kTokens * kChosen; ++i) given.push_back(static_cast<int32_t>(g_random() % kExperts));
+    double worst = 0.0;
+    for (const Gating gating : {Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxChosen, Gating::SqrtSoftplus})
+        for (const int32_t* const ids_given : {static_cast<const int32_t*>(nullptr), static_cast<const int32_t*>(given.data())}) {
+            const auto run = [&](const Compute& compute, std::vector<int32_t>& ids) {
+                std::vector<float> weights(kTokens * kChosen, NAN);
+                route({*compute.set.dense, compute.pool},
+                      {logits.data(), kTokens, kExperts, {kChosen, gating, nullptr, bias.data(), 4, 2, 2, true, 1e-5f, 1.5f},
+                       ids.data(), weights.data(), nullptr, ids_given});
+                return weights;
+            };
+            std::vector<int32_t> a(kTokens * kChosen, -1), b = a;
+            worst = std::max(worst, nmse(run(ours, a), run(portable, b)));
+            expect(a == b && (ids_given == nullptr || a == given), ours.set.name, -1, "other experts");
+        }
+    expect(worst <= kStreamTolerance, ours.set.name, -1, "weights of experts differ");
+    return worst;
+}
+
+// Rows that are pooled: of many entries, of long ones, and columns that fill no vector. Returns the largest NMSE.
+double compare_pools(const Compute& ours, const Compute& portable) {
+    const struct { int64_t entries, count, width; } shapes[] = {{60, 8, 128}, {2, 128, 77}, {1, 3, 5}};
+    double worst = 0.0;
+    for (const auto& [entries, count, width] : shapes) {
+        const auto rows = normal(entries * count * width), places = normal(count * width);
+        auto gates = normal(entries * count * width);
+        gates[0] = -HUGE_VALF;
+        const int64_t last = (entries - 1) * count * width;
+        const auto run = [&](const Compute& compute, int64_t first, int64_t pooled) {
+            std::vector<float> out(static_cast<size_t>(pooled * width), NAN);
+            pool_rows({*compute.set.dense, compute.pool}, {rows.data() + first, gates.data() + first, places.data(), pooled,
+                                                           count, width, out.data()});
+            return out;
+        };
+        const auto together = run(ours, 0, entries), alone = run(ours, last, 1);
+        worst = std::max(worst, nmse(together, run(portable, 0, entries)));
+        expect(same_bits(alone.data(), &together[together.size() - static_cast<size_t>(width)], width), ours.set.name, -1,
+               "pooled rows feel their neighbours");
+    }
+    expect(worst <= kStreamTolerance, ours.set.name, -1, "pooled rows differ");
     return worst;
 }
 
@@ -361,11 +467,14 @@ int main() {
             for (const bool has_biases : {false, true})
                 experts = std::max(experts, compare_experts(ours, theirs, activation, has_biases));
         double attended = 0.0;
-        for (const Form form : {Form::Decode, Form::Prompt}) attended = std::max(attended, compare_attention(ours, theirs, form));
-        const double streams = compare_streams(ours, theirs);
+        for (const Form form : {Form::Decode, Form::Prompt})
+            attended = std::max({attended, compare_attention(ours, theirs, form), compare_latent(ours, theirs, form)});
+        const double scores = std::max(compare_scores(ours, theirs), compare_routes(ours, theirs));
+        const double streams = std::max(compare_streams(ours, theirs), compare_pools(ours, theirs));
         check_callers(ours);
-        std::printf("%-9s products within %.1e, experts within %.1e, attention within %.1e, streams within %.1e of portable\n",
-                    sets[i].set.name, worst, experts, attended, streams);
+        std::printf("%-9s products within %.1e, experts within %.1e, attention within %.1e, scores within %.1e, streams and pools "
+                    "within %.1e of portable\n",
+                    sets[i].set.name, worst, experts, attended, scores, streams);
     }
     for (size_t i = 0; i < count; ++i)
         for (const int type_id : kTypes)
