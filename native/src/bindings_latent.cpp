@@ -3,6 +3,7 @@
 
 #include <nanobind/stl/optional.h>
 
+#include <limits>
 #include <vector>
 
 namespace thermocline::python {
@@ -34,7 +35,7 @@ void prepare_latent(Core& core, Write<float, 3> q, In<float, 2> kv, Gain gain, f
 }
 
 void index_scores(Core& core, In<float, 3> q, In<float, 2> weights, In<int32_t, 1> block_table, int cache_type,
-                  int64_t block_tokens, In<uint8_t, 3> rows, int64_t step, Write<float, 2> out) {
+                  int64_t block_tokens, In<uint8_t, 3> rows, int64_t step, bool clips, Write<float, 2> out) {
     const int64_t tokens = size(q, 0), heads = size(q, 1), dim = size(q, 2), count = size(out, 1);
     const CacheShape cache = thermocline::python::cache_shape(cache_type, block_tokens, dim, rows, rows);
     require(cache.kv_heads == 1, "an indexer has one row per token");
@@ -44,7 +45,7 @@ void index_scores(Core& core, In<float, 3> q, In<float, 2> weights, In<int32_t, 
     require(step > 0, "a step has positions");
     require(count <= size(block_table, 0) * block_tokens / step, "a position lies beyond the block table");
     const IndexJob job{q.data(),     weights.data(), tokens,      heads,              dim,   cache.type,
-                       block_tokens, rows.data(),    block_table.data(), count, out.data(), step};
+                       block_tokens, rows.data(),    block_table.data(), count, out.data(), step, clips ? 0.0f : -std::numeric_limits<float>::infinity()};
     const WithoutGil unlocked;
     thermocline::index_scores(core.dense(), job);
 }
@@ -124,8 +125,8 @@ void bind_latent(nb::module_& m, nb::class_<Core>& core) {
              "Turns the last numbers of q's heads in place; the norm and rotary embedding of kv into its slots.")
         .def("index_scores", &index_scores, nb::arg("q").noconvert(), nb::arg("weights").noconvert(),
              nb::arg("block_table").noconvert(), nb::arg("cache_type"), nb::arg("block_tokens"),
-             nb::arg("rows").noconvert(), nb::arg("step"), nb::arg("out").noconvert(),
-             "out[t, n] = the sum over heads of weights[t] times max(0, q[t] . row n * step + step - 1).")
+             nb::arg("rows").noconvert(), nb::arg("step"), nb::arg("clips"), nb::arg("out").noconvert(),
+             "out[t, n] = the sum over heads of weights[t] times max(0, q[t] . row n * step + step - 1), or the product itself.")
         .def("expanded_attention", &expanded_attention, nb::arg("k_up"), nb::arg("v_up"), nb::arg("q").noconvert(),
              nb::arg("positions").noconvert(), nb::arg("starts").noconvert(), nb::arg("block_tables").noconvert(),
              nb::arg("table_starts").noconvert(), nb::arg("cache_type"), nb::arg("block_tokens"),

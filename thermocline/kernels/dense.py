@@ -157,6 +157,7 @@ class NativeDense:
         cache: LayerCache,
         *,
         step: int = 1,
+        clips: bool = True,
     ) -> FloatArray:
         assert cache.index is not None, "a cache without rows for an indexer"
         out = np.empty((len(q), num_positions // step), np.float32)
@@ -168,6 +169,7 @@ class NativeDense:
             block_tokens=cache.shape.block_tokens,
             rows=cache.index[:, None],
             step=step,
+            clips=clips,
             out=out,
         )
         return out

@@ -292,12 +292,14 @@ class DenseKernels(Protocol):
         cache: LayerCache,
         *,
         step: int = 1,
+        clips: bool = True,
     ) -> FloatArray:
         """Return float32 [tokens, num_positions // step]: what an indexer says of a sequence's positions, seen or not.
 
         q: [tokens, heads, index]; weights: [tokens, heads]. It is the sum over heads of weight * max(0, q . row), of the
         rows that `cache_format.write_index` stored in the blocks of block_table, as for a `TokenRun`. step: the last position
-        of each run of so many has a score, entry n is position n * step + step - 1.
+        of each run of so many has a score, entry n is position n * step + step - 1. clips: as said; else products count as they
+        are.
         """
         ...
 

@@ -122,6 +122,7 @@ class ReferenceDense:
         cache: LayerCache,
         *,
         step: int = 1,
+        clips: bool = True,
     ) -> FloatArray:
         assert cache.index is not None, "a cache without rows for an indexer"
         positions = np.arange(step - 1, num_positions, step)
@@ -130,7 +131,8 @@ class ReferenceDense:
         blocks, places = np.divmod(positions, cache.shape.block_tokens)
         slots = (block_table[blocks] * cache.shape.block_tokens + places).astype(np.int32)
         rows = read_index(cache.shape, cache.index, slots).astype(np.float64)
-        said = np.maximum(q.astype(np.float64) @ rows.T, 0.0)
+        said = q.astype(np.float64) @ rows.T
+        said = np.maximum(said, 0.0) if clips else said
         scores: FloatArray = np.einsum("th,thp->tp", weights, said).astype(np.float32)
         return scores
 

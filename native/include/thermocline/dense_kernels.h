@@ -89,6 +89,7 @@ struct IndexJob {
     int64_t count;  // entries: number n is of position n * step + step - 1
     float* out;     // [tokens, count]
     int64_t step = 1;
+    float least = 0.0f;  // what a head says of a row is at least so much
 };
 constexpr int64_t kIndexTokens = 64;
 

@@ -26,9 +26,9 @@ inline void load_index_rows(const IndexJob& job, int64_t first, int64_t count, f
     }
 }
 
-// Adds what R heads say of N groups.
+// Adds what R heads say of N groups, `least` at least.
 template <int R, int N>
-inline __attribute__((always_inline)) void add_heads(const float* q, const float* weights, int64_t dim,
+inline __attribute__((always_inline)) void add_heads(const float* q, const float* weights, int64_t dim, Vec least,
                                                      const float* groups, Vec (&sums)[N]) {
     Vec acc[R][N];
 #pragma GCC unroll 16
@@ -50,7 +50,7 @@ inline __attribute__((always_inline)) void add_heads(const float* q, const float
     for (int r = 0; r < R; ++r) {
         const Vec weight = broadcast(weights[r]);
 #pragma GCC unroll 16
-        for (int n = 0; n < N; ++n) sums[n] = fma(weight, max(acc[r][n], zero()), sums[n]);
+        for (int n = 0; n < N; ++n) sums[n] = fma(weight, max(acc[r][n], least), sums[n]);
     }
 }
 
@@ -58,13 +58,14 @@ template <int N>
 inline void score_token(const IndexJob& job, int64_t token, const float* groups, int64_t count, float* out) {
     const float* q = job.q + token * job.heads * job.dim;
     const float* weights = job.weights + token * job.heads;
+    const Vec least = broadcast(job.least);
     Vec sums[N];
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n) sums[n] = zero();
     int64_t h = 0;
     for (; h + kMaxRows <= job.heads; h += kMaxRows)
-        add_heads<kMaxRows, N>(q + h * job.dim, weights + h, job.dim, groups, sums);
-    for (; h < job.heads; ++h) add_heads<1, N>(q + h * job.dim, weights + h, job.dim, groups, sums);
+        add_heads<kMaxRows, N>(q + h * job.dim, weights + h, job.dim, least, groups, sums);
+    for (; h < job.heads; ++h) add_heads<1, N>(q + h * job.dim, weights + h, job.dim, least, groups, sums);
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n)
         store_lanes(out + n * kWidth, sums[n], min_of(kWidth, count - n * kWidth));

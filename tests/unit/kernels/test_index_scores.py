@@ -29,7 +29,10 @@ def written(cache_type: CacheType, block_tokens: int, dim: int, seed: int = 0):
 @pytest.mark.parametrize("block_tokens", [1, 5, 16, 40])
 @pytest.mark.parametrize(("heads", "dim"), [(1, 32), (13, 64), (64, 128)])
 def test_scores_are_weighted_sums_of_what_heads_find(dense, cache_type, block_tokens, heads, dim):  # noqa: F811
-    """Sum of weight * max(0, q . row) over scattered blocks, for any number of positions; each token by itself."""
+    """Sum of weight * max(0, q . row), or of weight * q . row, over scattered blocks, for any number of positions.
+
+    Each token by itself.
+    """
     cache, rows = written(cache_type, block_tokens, dim)
     rng = np.random.default_rng(heads)
     table = rng.permutation(NUM_BLOCKS).astype(np.int32)
@@ -47,6 +50,10 @@ def test_scores_are_weighted_sums_of_what_heads_find(dense, cache_type, block_to
 
     fewer = dense.index_scores(q[3:4], weights[3:4], table, count // 2 + 1, cache)
     np.testing.assert_array_equal(fewer[0], found[3, : count // 2 + 1])
+
+    plain = dense.index_scores(q, weights, table, count, cache, clips=False)
+    expected = np.einsum("th,thp->tp", weights, products)
+    assert (np.abs(plain - expected) <= 1e-5 * size).all()
 
 
 @pytest.mark.parametrize("cache_type", CacheType)
