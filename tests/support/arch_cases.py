@@ -20,6 +20,7 @@ from tests.support.latent_cases import (
     MISTRAL4_OPTIONS,
     SPARSE_MIXED,
 )
+from tests.support.minimax_m3_cases import MINIMAX_M3_MIXED, MINIMAX_M3_OPTIONS
 from tests.support.recurrent_cases import (
     GRANITE_MIXED,
     GRANITE_OPTIONS,
@@ -277,6 +278,7 @@ ARCH_CASES = (
     *(_case(name, "deepseek4", **options) for name, options in DEEPSEEK4_OPTIONS.items()),
     *(_case(name, "glm-dsa", **options) for name, options in GLM_DSA_OPTIONS.items()),
     *(_case(name, "glm5-next", **options) for name, options in GLM5_OPTIONS.items()),
+    *(_case(name, "minimax-m3", **options) for name, options in MINIMAX_M3_OPTIONS.items()),
     *(_case(name, "mistral4", **options) for name, options in MISTRAL4_OPTIONS.items()),
     *(_case(name, "kimi-linear", **options) for name, options in KIMI_LINEAR_OPTIONS.items()),
     *(_case(name, "bailingmoe3", **options) for name, options in BAILINGMOE3_OPTIONS.items()),
@@ -416,6 +418,9 @@ DEEPSEEK4_CASE = _case(
     formats=_MIX | {"latent": "Q8_0", "compressor": "Q8_0"},
 )
 """The same whose tokens read a window of rows, and entries that are made of several tokens."""
+
+MINIMAX_M3_CASE = _case("mixed", "minimax-m3", **_WIDE | MINIMAX_M3_MIXED, formats=_MIX)
+"""The same each of whose heads of keys reads three blocks of eight positions."""
 
 READERS_CASE = _case(
     "small_mixed",

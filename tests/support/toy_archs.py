@@ -26,6 +26,7 @@ from tests.support.toy_latent import (
     kimi_linear_keys,
     kimi_linear_layer,
 )
+from tests.support.toy_minimax_m3 import minimax_m3_keys, minimax_m3_layer
 from tests.support.toy_model import ToyShape, byte_vocabulary, tensor_format, toy_metadata
 
 if TYPE_CHECKING:
@@ -432,6 +433,7 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "glm-dsa": deepseek32_keys,
     "glm5-next": glm5_keys,
     "kimi-linear": kimi_linear_keys,
+    "minimax-m3": minimax_m3_keys,
     "mistral4": deepseek2_keys,
     "gemma4": gemma4_keys,
     "laguna": _laguna_keys,
@@ -466,6 +468,7 @@ _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "glm-dsa": deepseek32_layer,
     "glm5-next": glm5_layer,
     "kimi-linear": kimi_linear_layer,
+    "minimax-m3": minimax_m3_layer,
     "mistral4": deepseek2_layer,
     "gemma4": gemma4_layer,
     "laguna": _laguna_layer,
