@@ -18,6 +18,7 @@ from tests.oracle import (
     hf_glm5,
     hf_granite,
     hf_latent,
+    hf_minimax_m3,
     hf_recurrent,
     hf_routers,
     hf_streams,
@@ -127,8 +128,8 @@ def open_hf(path: Path) -> HfModel:
         top = hf_streams.top_names(keys)
     elif keys("embedding_length_per_layer_input"):
         top = top | LAYER_EMBEDDINGS
-    # The hybrids store the norm's gains around zero, and so does Step.
-    zero = 1 if "full_attention_interval" in keys or keys.arch == "step35" else 0
+    # The hybrids store the norm's gains around zero, and so do Step and MiniMax-M3.
+    zero = 1 if "full_attention_interval" in keys or keys.arch in ("step35", "minimax-m3") else 0
     state = {
         f"model.{theirs}.weight": weights[f"{ours}.weight"] - (zero if "norm" in ours else 0)
         for ours, theirs in top.items()
@@ -430,6 +431,7 @@ _CLASSES: dict[str, str | Callable[[Any], torch.nn.Module]] = {
     "gemma4": "Gemma4ForCausalLM",
     "glm5-next": hf_glm5.glm5_model,
     "laguna": "LagunaForCausalLM",
+    "minimax-m3": "MiniMaxM3VLForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen35": "Qwen3_5ForCausalLM",
@@ -452,6 +454,7 @@ _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "gemma4": gemma4_config,
     "glm5-next": hf_glm5.glm5_config,
     "laguna": _laguna_config,
+    "minimax-m3": hf_minimax_m3.minimax_m3_config,
     "olmoe": _olmoe_config,
     "qwen2moe": _qwen2moe_config,
     "qwen35": _qwen35_config,
@@ -474,6 +477,7 @@ _STATES: dict[str, Callable[[Keys, State], State]] = {
     "gemma4": gemma4_state,
     "glm5-next": hf_glm5.glm5_state,
     "laguna": _laguna_state,
+    "minimax-m3": hf_minimax_m3.minimax_m3_state,
     "olmoe": _olmoe_state,
     "qwen2moe": _qwen2moe_state,
     "qwen35": _qwen35moe_state,

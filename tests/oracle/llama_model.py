@@ -1,4 +1,4 @@
-"""llama.cpp computing logits from a GGUF file, with a float32 cache and plain attention.
+"""llama.cpp computing logits from a GGUF file, with a float32 cache, and plain attention where it can.
 
 Needs the package `llama_cpp`, built for this CPU (scripts/oracle_env.sh).
 """
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _GGML_TYPE_F32 = 0
 _NO_FLASH_ATTENTION = 0
+_FLASH_ATTENTION = 1
+_SPARSE_BY_FLASH = ("minimax-m3",)
+"""Which read all positions without flash attention."""
 
 
 @llama_cpp.llama_log_callback
@@ -100,12 +103,18 @@ class LlamaModel:
         flat = llama_cpp.llama_get_logits(self._context)
         return np.ctypeslib.as_array(flat, (count, self._vocab_size)).copy()
 
+    def _architecture(self) -> str:
+        name = ctypes.create_string_buffer(64)
+        llama_cpp.llama_model_meta_val_str(self._model, b"general.architecture", name, len(name))
+        return name.value.decode()
+
     def _context_params(self):
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = self._max_tokens
         params.n_threads = params.n_threads_batch = 2
         params.type_k = params.type_v = _GGML_TYPE_F32
-        params.flash_attn_type = _NO_FLASH_ATTENTION
+        is_sparse = self._architecture() in _SPARSE_BY_FLASH
+        params.flash_attn_type = _FLASH_ATTENTION if is_sparse else _NO_FLASH_ATTENTION
         return params
 
 
