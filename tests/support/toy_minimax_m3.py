@@ -15,27 +15,23 @@ if TYPE_CHECKING:
 
     from tests.support.toy_archs import Draw, ToyArch
 
-_DEFAULTS: dict[str, Any] = {
-    "attention.indexer.key_length": 16,
-    "attention.indexer.block_size": 8,
-    "attention.indexer.local_blocks": 1,
-    "expert_shared_count": 1,
-}
-
 
 def minimax_m3_keys(toy: ToyArch) -> dict[str, Any]:
     """Return the architecture's own metadata. A token reads all positions, if a case does not say otherwise."""
-    own = {
+    return {
         "feed_forward_length": 2 * toy.intermediate,
         "leading_dense_block_count": toy.dense,
         "attention.indexer.head_count": toy.kv_heads,
+        "attention.indexer.key_length": toy.head_dim,
         "attention.indexer.top_k": toy.context,
+        "attention.indexer.block_size": 8,
+        "attention.indexer.local_blocks": 1,
         "rope.dimension_count": toy.rotary,
+        "expert_shared_count": 1,
         "expert_gating_func": 2,
         "expert_weights_norm": True,
         "expert_weights_scale": 2.0,
     }
-    return _DEFAULTS | own
 
 
 def minimax_m3_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarray]:
@@ -46,7 +42,7 @@ def minimax_m3_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarr
         weights[f"attn_{part}_norm.weight"] = draw.vector(toy.head_dim, spread=0.3, mean=1.3)
     if layer < toy.dense:
         return weights | _swiglu(draw, "", 2 * toy.intermediate, toy.hidden)
-    size = _read(toy, "attention.indexer.key_length")
+    size = toy.extra.get("attention.indexer.key_length", toy.head_dim)
     weights |= {
         "indexer.q_proj.weight": draw.matrix(toy.kv_heads * size, toy.hidden),
         "indexer.k_proj.weight": draw.matrix(size, toy.hidden),
@@ -55,7 +51,7 @@ def minimax_m3_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarr
         "ffn_gate_inp.weight": draw.matrix(toy.experts, toy.hidden, gain=2.0),
         "exp_probs_b.bias": draw.vector(toy.experts, spread=0.2),
     }
-    shared = _read(toy, "expert_shared_count") * toy.intermediate
+    shared = toy.extra.get("expert_shared_count", 1) * toy.intermediate
     weights |= _swiglu(draw, "_exps", toy.intermediate, toy.hidden, toy.experts)
     return weights | _swiglu(draw, "_shexp", shared, toy.hidden)
 
@@ -67,7 +63,3 @@ def _swiglu(draw: Draw, role: str, width: int, hidden: int, *experts: int) -> di
         f"ffn_up{role}.weight": draw.matrix(*experts, width, hidden, gain=4.0),
         f"ffn_down{role}.weight": draw.matrix(*experts, hidden, width, gain=0.1),
     }
-
-
-def _read(toy: ToyArch, key: str) -> Any:
-    return toy.extra.get(key, _DEFAULTS[key])
