@@ -147,7 +147,7 @@ class Attending:
     slide: a token sees the positions from the last multiple of `window` on. temperature: multiplies scale. sinks: float32
     [heads], of each head a further score, which takes its share of the softmax as it is and adds no value. chosen: uint16
     [tokens, words], or [tokens, kv_heads, words] where key heads differ in it, of caches that are not latent: a token reads
-    position 16 * w + b only where bit b of word w of its row is set, its own among them; None reads all. A row has words for
+    position 16 * w + b only where bit b of word w of its row is set, one at least; None reads all. A row has words for
     all positions of q. Positions that a token does not read must have been written all the same, up to its own.
     """
 

@@ -279,8 +279,8 @@ def attend_in_double(
             scores = np.einsum("phd,hd->ph", wide_keys[seen], q[row])
             scores *= rule.scale * _temperature(int(positions[row]), rule)
             if rule.chosen is not None and rule.chosen.ndim == 3:
-                read = [_bits(words, len(context))[seen] for words in rule.chosen[row]]
-                scores[~np.repeat(np.stack(read, axis=1), group, axis=1)] = -np.inf
+                bits = np.array([_bits(words, len(context))[seen] for words in rule.chosen[row]])
+                scores[~np.repeat(bits.T, group, axis=1)] = -np.inf
             out[row] = np.einsum("ph,phd->hd", _weights(scores, rule), wide_values[seen])
     assert out is not None, "a chunk has tokens"
     return out

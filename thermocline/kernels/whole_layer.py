@@ -73,6 +73,23 @@ class BlockIndexer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class HeadIndexer:
+    """What chooses, for each key head of grouped-query attention, the blocks of `block` positions that a token reads of it.
+
+    q: [kv_heads * index, hidden]; k: [index, hidden]. gains: float32 [index], of RMS norms with `epsilon` of each head of q, and
+    of k, which turn then. The best `most_blocks` are read, the last `local` ones among them.
+    """
+
+    q: Weight
+    k: Weight
+    gains: tuple[FloatArray, FloatArray]
+    epsilon: float
+    block: int
+    most_blocks: int
+    local: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StreamMixer:
     """What a part of a layer takes of several residual streams, and how much each stream takes of what it gives.
 
@@ -173,7 +190,7 @@ class AttentionWeights:
     chunked: bool = False
     temperature: Temperature | None = None
     centers: bool = False
-    indexer: BlockIndexer | None = None
+    indexer: BlockIndexer | HeadIndexer | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

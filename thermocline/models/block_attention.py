@@ -14,7 +14,9 @@ import numpy as np
 
 from thermocline.kernels.whole_layer import BlockIndexer
 from thermocline.models.choosing import (
+    ALL_CHOSEN,
     SCORED_TOGETHER,
+    WORD,
     best,
     most_read_of,
     rows_of_blocks,
@@ -22,6 +24,7 @@ from thermocline.models.choosing import (
     turn_heads,
     whole_blocks,
     with_choosing_layers,
+    words_of,
 )
 from thermocline.models.spec import IndexerSpec, LayerKind
 from thermocline.models.streams import sum_in_order
@@ -39,9 +42,6 @@ if TYPE_CHECKING:
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import WeightMap
 
-_WORD: Final = 16
-"""Positions of a word of a choice."""
-_ALL: Final = 0xFFFF
 _KEYS: Final = "attention.indexer."
 
 
@@ -61,7 +61,7 @@ class AskedBlocks:
         num_seen = int(seen.max())
         if num_seen // block <= most:
             return None
-        words = np.full((len(seen), -(-num_seen // _WORD)), _ALL, np.uint16)
+        words = np.full((len(seen), -(-num_seen // WORD)), ALL_CHOSEN, np.uint16)
         ones = np.ones(self.q.shape[:2], np.float32)
         for segment in chunk.places(window=False).segments:
             end, table = segment.start + segment.length, segment.block_table
@@ -76,7 +76,7 @@ class AskedBlocks:
                     self.q[part], ones[part], table, num_positions, cache, step=block
                 )
                 for row, count, said in zip(rows, counts.tolist(), scores, strict=True):
-                    words[row] = _words(best(said[:count], most), count, block, words.shape[1])
+                    words[row] = words_of(best(said[:count], most), count, block, words.shape[1])
         return words
 
 
@@ -105,15 +105,6 @@ def ask_blocks(
         turn_heads(dense, means, turns_at(firsts), indexer.gains[1], indexer.epsilon)
         store_rows(cache, places, np.ascontiguousarray(slots[:, -1]), means[:, 0])
     return AskedBlocks(indexer, heads)
-
-
-def _words(chosen: IntArray, count: int, block: int, num_words: int) -> NDArray[np.uint16]:
-    """Return a token's words, uint16 [num_words]: of the chosen ones of `count` blocks, and of all behind these."""
-    bits = np.zeros(count, bool)
-    bits[chosen] = True
-    positions = np.ones(num_words * _WORD, bool)
-    positions[: count * block] = np.repeat(bits, block)
-    return np.packbits(positions, bitorder="little").view("<u2")
 
 
 def with_block_indexer(read: SpecReader, spec: ModelSpec) -> ModelSpec:

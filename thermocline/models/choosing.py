@@ -22,12 +22,18 @@ from thermocline.kernels.dense_contract import HeadNorm, LayerCache
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from numpy.typing import NDArray
+
     from thermocline.kernels.dense_contract import DenseKernels, RopeTable
     from thermocline.kernels.weight import FloatArray, IntArray
     from thermocline.messages import CachePlaces, Segment
     from thermocline.models.metadata import SpecReader
     from thermocline.models.spec import ModelSpec
 
+WORD: Final = 16
+"""Positions of a word of a choice."""
+ALL_CHOSEN: Final = 0xFFFF
+"""A word of which all positions are read."""
 SCORED_TOGETHER: Final = 32
 """Tokens whose scores are in memory at a time: 20 MiB in a context of 160,000."""
 
@@ -85,6 +91,15 @@ def rows_of_blocks(cache: LayerCache, slots: IntArray) -> FloatArray:
     assert cache.index is not None, "a cache without rows for an indexer"
     found = read_index(cache.shape, cache.index, slots.reshape(-1))
     return found.reshape(*slots.shape, -1)
+
+
+def words_of(chosen: IntArray, count: int, block: int, num_words: int) -> NDArray[np.uint16]:
+    """Return a token's words, uint16 [num_words]: of the chosen ones of `count` blocks, and of all behind these."""
+    bits = np.zeros(count, bool)
+    bits[chosen] = True
+    positions = np.ones(max(num_words * WORD, count * block), bool)
+    positions[: count * block] = np.repeat(bits, block)
+    return np.packbits(positions[: num_words * WORD], bitorder="little").view("<u2")
 
 
 def most_read_of(read: SpecReader, block: int) -> int:

@@ -14,9 +14,10 @@ import numpy as np
 from thermocline.kernels.cache_format import copy_cache
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.dense_contract import Activation, Attending, RopeTable
-from thermocline.kernels.whole_layer import AttentionWeights, HandedOn
+from thermocline.kernels.whole_layer import AttentionWeights, HandedOn, HeadIndexer
 from thermocline.messages import LayerEnding, Routing
 from thermocline.models.block_attention import ask_blocks
+from thermocline.models.head_blocks import ask_by_heads
 from thermocline.models.routing import Routed
 from thermocline.models.streams import narrow, widen
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.weight import FloatArray, IntArray, Weight
     from thermocline.kernels.whole_layer import (
         BalancedMixer,
+        BlockIndexer,
         LayerEmbedding,
         LayerParts,
         MoeWeights,
@@ -39,7 +41,9 @@ if TYPE_CHECKING:
     )
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import CachePlaces, Chunk, LayerIndex
+    from thermocline.models.block_attention import AskedBlocks
     from thermocline.models.contract import Model
+    from thermocline.models.head_blocks import AskedByHeads
     from thermocline.models.rope import RopeRule
 
 
@@ -127,10 +131,10 @@ def begin_attention(
     places = chunk.places(window=weights.window > 0)
     dense.prepare_heads(q, k, v, weights.head_norm, rope, cache, places.slots)
     copy_for_branches(cache, places)
-    asked = None
+    asked: AskedBlocks | AskedByHeads | None = None
     if weights.indexer is not None:
         assert turns_at is not None, "an indexer turns at other positions"
-        asked = ask_blocks(kernels, weights.indexer, normed, (rope, turns_at), chunk, cache)
+        asked = _ask(kernels, weights.indexer, normed, (rope, turns_at), chunk, cache)
 
     def finish() -> FloatArray:
         rule = Attending(
@@ -156,6 +160,19 @@ def begin_attention(
         return out if norm is None else dense.add_normed(x, out, None, norm)
 
     return finish
+
+
+def _ask(
+    kernels: Kernels,
+    indexer: BlockIndexer | HeadIndexer,
+    normed: FloatArray,
+    turns: tuple[RopeTable, Callable[[IntArray], RopeTable]],
+    chunk: Chunk,
+    cache: LayerCache,
+) -> AskedBlocks | AskedByHeads:
+    if isinstance(indexer, HeadIndexer):
+        return ask_by_heads(kernels, indexer, normed, turns[0], chunk, cache)
+    return ask_blocks(kernels, indexer, normed, turns, chunk, cache)
 
 
 def copy_for_branches(cache: LayerCache, places: CachePlaces) -> None:

@@ -149,7 +149,7 @@ def mixed_layer(
     norm, choice_bias: names of the norm before the experts, and of the bias of their choice. rope: that of the first dimensions, unless it is given; none where
     nothing turns. The model's factor on what is added to the residual stream is in the matrices and weights that give it.
     """
-    prefix, hidden = f"blk.{index}.", spec.hidden_size
+    prefix, hidden, activation = f"blk.{index}.", spec.hidden_size, spec.expert_activation
     gains = weights.vector(f"{prefix}{norm}.weight", hidden)
     output = replace(mixer.output, scale=mixer.output.scale * spec.residual_scale)
     mixer = replace(mixer, output=output)
@@ -161,18 +161,20 @@ def mixed_layer(
         added = mixer.output_bias * np.float32(spec.residual_scale)
         mixer = replace(mixer, output_bias=added)
     if index in spec.dense_layers:
-        dense = SharedExpert(weights.expert(prefix, "", spec.dense_intermediate_size, hidden), None)
+        dense = SharedExpert(
+            weights.expert(prefix, "", spec.dense_intermediate_size, hidden, activation), None
+        )
         dense = scaled_expert(weights, dense, spec.residual_scale)
         parts = LayerParts(mixer, gains, spec.rms_epsilon, None, dense)
         return DecoderLayer(parts, rope, None)
     name, bias = prefix + choice_bias, None
     if name in weights:
         bias = weights.vector(name, spec.router.num_experts)
-    routed, experts = read_routed(weights, spec, prefix, bias)
+    routed, experts = read_routed(weights, spec, prefix, bias, activation)
     rule = replace(routed.rule, scale=routed.rule.scale * spec.residual_scale)
     shared = None
     if spec.shared_intermediate_size:
-        shared = read_shared(weights, spec, prefix)
+        shared = read_shared(weights, spec, prefix, activation)
         shared = scaled_expert(weights, shared, spec.residual_scale)
     routed = replace(routed, rule=rule)
     return DecoderLayer(LayerParts(mixer, gains, spec.rms_epsilon, routed, shared), rope, experts)

@@ -140,6 +140,10 @@ class IndexerSpec:
     """Whether a block's key is a weighted mean, whose weights are cached beside keys; else a plain one."""
     epsilon: float = 1e-6
     """Of the norm of its keys, where that takes the mean off; most files do not say it."""
+    local: int = 0
+    """So many last blocks are read always."""
+    by_head: bool = False
+    """Whether each key head has blocks of its own, whose positions all have keys."""
 
     @property
     def row(self) -> int:
@@ -255,7 +259,7 @@ class ModelSpec:
     own_dense_layers: tuple[int, ...] = ()
     """All layers without routed experts, where they are not the first ones."""
     expert_activation: ExpertActivation = ExpertActivation.SILU
-    """What routed experts compute."""
+    """What experts compute, and all other feed-forwards."""
     expert_limits: tuple[SiluLimits | None, ...] = ()
     """By block, extra ones included, the limits of routed experts; none where no block has any."""
     shared_limits: tuple[SiluLimits | None, ...] = ()

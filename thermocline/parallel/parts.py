@@ -46,7 +46,9 @@ class Mixing(Enum):
 
 def mixing_of(spec: ModelSpec) -> tuple[Mixing, ...]:
     """Return by layer what ranks of one replica give each other."""
-    has_blocks = spec.entries is not None or (spec.indexer is not None and spec.indexer.block > 1)
+    has_blocks = spec.entries is not None or (
+        spec.indexer is not None and spec.indexer.block > 1 and not spec.indexer.by_head
+    )
     found = {
         LayerKind.ATTENTION: Mixing.HIDDEN if has_blocks else Mixing.CACHE,
         LayerKind.WINDOW: Mixing.WINDOW_CACHE,

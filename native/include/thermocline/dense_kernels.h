@@ -135,8 +135,8 @@ struct AttentionJob {
     const Expansion* expansion = nullptr;  // of a latent cache: attention works on keys and values of heads
     int64_t item_heads = 16;               // the most query heads of an item over a latent cache
     // Where a cache is not latent, what tokens read of what they see, [tokens][chosen_lists][chosen_words], one list for all
-    // key heads or one for each: bit b of word w is position 16 * w + b's, and a token's own is set. A row has words up to its
-    // token's position. Null: all.
+    // key heads or one for each: bit b of word w is position 16 * w + b's, and one that the token sees is set. A row has words up to
+    // its token's position. Null: all.
     const uint16_t* chosen = nullptr;
     int64_t chosen_words = 0, chosen_lists = 1;
 

@@ -118,14 +118,17 @@ def test_a_token_reads_what_is_chosen(attending, cache_type, sizes, rule, share)
 @pytest.mark.parametrize("cache_type", TYPES)
 @pytest.mark.parametrize("sizes", [SIZES[0], (24, 3, 32, 33, range(520, 530))])
 def test_key_heads_may_read_different_positions(attending, cache_type, sizes):  # noqa: F811
-    """Each head's queries give the bits of a choice that all heads share."""
+    """Each head's queries give the bits of a choice that all heads share; a token may not be among what it reads."""
     heads, kv_heads, head_dim, block_tokens, at = sizes
     positions = np.array(at, np.int32)
     shape = {"block_tokens": block_tokens, "kv_heads": kv_heads, "head_dim": head_dim}
     context = int(positions[-1]) + 1
     cache, table, q = attended(heads, len(at), heads, context, type=cache_type, **shape)
     rng = np.random.default_rng(heads)
-    lists = [packed(drawn(rng, positions, "scattered", context // 16 + 2)) for _ in range(kv_heads)]
+    bits = [drawn(rng, positions, "scattered", context // 16 + 2) for _ in range(kv_heads)]
+    bits[0][:, 0] = True
+    bits[0][np.arange(len(at)), positions] = False
+    lists = [packed(each) for each in bits]
     given = q, positions, [token_run(0, len(q), table)], cache
     rule = Attending(0.1, chosen=np.stack(lists, axis=1))
     ours = attending.attention(*given, rule)
@@ -134,6 +137,8 @@ def test_key_heads_may_read_different_positions(attending, cache_type, sizes):  
         shared = attending.attention(*given, replace(rule, chosen=words))
         mine = slice(head * group, (head + 1) * group)
         np.testing.assert_array_equal(ours[:, mine], shared[:, mine])
+    first = naive(q, positions, cache, table, rule, bits[0])[:, :group]
+    assert_within(ours[:, :group], first, tolerance(attending, cache_type))
 
 
 # Of the same numbers for every implementation: it takes longer than all of them.
@@ -259,8 +264,8 @@ def test_the_core_refuses_choices_that_are_too_small(native, rows, words, says):
     runs = [token_run(0, 2, table)]
     enough = np.full((2, 3), 0xFFFF, np.uint16)
     native.attention(q, at, runs, cache, Attending(0.1, chosen=enough))
+    lists = np.repeat(enough[:, None], 2, axis=1)
     with pytest.raises(ValueError, match="one list, or one for each key head"):
-        lists = np.repeat(enough[:, None], 2, axis=1)
         native.attention(q, at, runs, cache, Attending(0.1, chosen=lists))
     with pytest.raises(ValueError, match=says):
         native.attention(q, at, runs, cache, Attending(0.1, chosen=enough[:rows, :words].copy()))

@@ -60,6 +60,7 @@ TOYS = {
     "mellum": ToyArch("mellum", layers=5, window=16),
     "smallthinker": ToyArch("smallthinker", layers=5, window=16),
     "mimo2": ToyArch("mimo2", kv_heads=1, head_dim=24, rotary=8, window=16),
+    "minimax-m3": ToyArch("minimax-m3", rotary=8),
     "minimax-m2": ToyArch("minimax-m2", rotary=8),
     "qwen3vlmoe": ToyArch("qwen3vlmoe"),
     "llama": ToyArch("llama", biased=False, experts=0, used=0),
@@ -97,6 +98,9 @@ OWN_OPTIONAL = {
         *["rope.dimension_count", "expert_weights_norm", "expert_shared_feed_forward_length"],
     },
     "deepseek": {"rope.dimension_count"},
+    "minimax-m3": {
+        *["expert_weights_norm", "expert_weights_scale", "leading_dense_block_count"],
+    },
     "deepseek4": {"embedding_length_out", "swiglu_clamp_exp", "swiglu_clamp_shexp"},
     "bailingmoe2": {"expert_group_count"},
     "bailingmoe3": {"expert_shared_feed_forward_length", "expert_weights_norm", "kda.safe_gate"},
