@@ -62,7 +62,7 @@ _OWN_VOCABULARIES = {
 # transformers' own classes add settings of experts that the converter takes for those of nemotron_h_moe, and name those
 # of the others otherwise than the published configuration, for which the converter is made: bailingmoe3's head size is
 # not that of its states there, and qwen4exp's layers that attend are of another kind, for which the converter writes that
-# they read all positions. It has none for maple and smallthinker, and names step35's otherwise.
+# they read all positions. It has none for maple and smallthinker, and names step35's and minimax_m3's otherwise.
 _AS_WRITTEN = (
     "nemotron_h",
     "kimi_linear",
@@ -71,6 +71,7 @@ _AS_WRITTEN = (
     "smallthinker",
     "step35",
     "mimo2",
+    "minimax_m3",
     "qwen4exp",
 )
 

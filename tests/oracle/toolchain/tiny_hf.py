@@ -18,6 +18,7 @@ from tests.oracle.toolchain import (
     tiny_formulas,
     tiny_glm5,
     tiny_latent,
+    tiny_minimax_m3,
     tiny_recurrent,
     tiny_routers,
     tiny_streams,
@@ -83,7 +84,8 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
     tiny_deepseek4.draw_tables(model)
     if tiny.arch in tiny_routers.UNGATED:
         tiny_routers.half_gates(model)
-    if tiny.arch in tiny_formulas.LIMITED or tiny_latent.LIMITS[0] in tiny.options:
+    limited = (*tiny_formulas.LIMITED, *tiny_minimax_m3.CLASSES)
+    if tiny.arch in limited or tiny_latent.LIMITS[0] in tiny.options:
         tiny_formulas.speak_up(model)
     model.save_pretrained(folder)
     if tiny.extra_block and tiny.arch not in tiny_deepseek4.CLASSES:
@@ -94,7 +96,7 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
         tiny_formulas.pack_experts(folder, model)
     published = tiny_routers.PUBLISHED | tiny_formulas.PUBLISHED
     published |= tiny_recurrent.PUBLISHED | tiny_latent.PUBLISHED | tiny_streams.PUBLISHED
-    published |= tiny_glm5.PUBLISHED
+    published |= tiny_glm5.PUBLISHED | tiny_minimax_m3.PUBLISHED
     if tiny.arch in published:
         published[tiny.arch](folder, config)
     save_tokenizer(folder, tiny.arch)
@@ -400,6 +402,7 @@ _CLASSES = {
     **tiny_deepseek4.CLASSES,
     **tiny_glm5.CLASSES,
     **tiny_latent.CLASSES,
+    **tiny_minimax_m3.CLASSES,
     **tiny_recurrent.CLASSES,
     **tiny_streams.CLASSES,
 }
@@ -429,6 +432,7 @@ _CONFIGS = {
     **tiny_deepseek4.CONFIGS,
     **tiny_glm5.CONFIGS,
     **tiny_latent.CONFIGS,
+    **tiny_minimax_m3.CONFIGS,
     **tiny_recurrent.CONFIGS,
     **tiny_streams.CONFIGS,
 }

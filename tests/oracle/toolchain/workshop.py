@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 from tests.oracle.hf_archs import Keys, open_hf
 from tests.oracle.hf_model import HfModel, open_qwen3moe
-from tests.oracle.toolchain import tiny_formulas, tiny_glm5, tiny_latent, tiny_streams
+from tests.oracle.toolchain import (
+    tiny_formulas,
+    tiny_glm5,
+    tiny_latent,
+    tiny_minimax_m3,
+    tiny_streams,
+)
 from tests.oracle.toolchain.convert import convert
 from tests.oracle.toolchain.nvfp4 import quantise_checkpoint
 from tests.oracle.toolchain.quantise import quantise
@@ -193,8 +199,9 @@ FORMULA_ARCHS = tuple(tiny_formulas.CLASSES)
 SMALL_CASES = tuple(_case("small", arch) for arch in ARCHS + ROUTER_ARCHS + FORMULA_ARCHS)
 """In float32; no row is a multiple of 256."""
 
-_MORE = (*tiny_formulas.OTHERS, *tiny_latent.OTHERS, *tiny_streams.OTHERS, *tiny_glm5.OTHERS)
-_WIDER = (*tiny_formulas.MIXED, *tiny_latent.MIXED, *tiny_streams.MIXED, *tiny_glm5.MIXED)
+_OWN = (tiny_formulas, tiny_latent, tiny_streams, tiny_glm5, tiny_minimax_m3)
+_MORE = tuple(case for module in _OWN for case in module.OTHERS)
+_WIDER = tuple(case for module in _OWN for case in module.MIXED)
 OTHER_CASES = (
     _case("fused", "qwen3next", "--fuse-gate-up-exps", seed=2),
     _case("fused", "qwen35moe", "--fuse-gate-up-exps", seed=2),
@@ -209,12 +216,7 @@ OTHER_CASES = (
     _case("long", "laguna", layers=5, seed=3),
     _case("element_gates", "laguna", layers=2, options={"gating": "per-element"}),
     _case("split", "qwen2moe", "--split-max-tensors", "10", seed=5),
-    _case("small", "llama"),
-    _case("small", "mixtral"),
-    _case("small", "qwen2"),
-    _case("small", "qwen3"),
-    _case("small", "qwen35"),
-    _case("small", "granite"),
+    *(_case("small", arch) for arch in ("llama", "mixtral", "qwen2", "qwen3", "qwen35", "granite")),
     _case("small", "ernie4_5"),
     _case("tied", "ernie4_5", options={"tie_word_embeddings": True}, seed=2),
     _case("small", "hunyuan-dense"),
@@ -337,7 +339,7 @@ BF16_CASES = tuple(
     for arch in (
         *(*ARCHS, *ROUTER_ARCHS, "deepseek_v3", "glm4_moe_lite", "mistral4", "granitehybrid"),
         *("kimi_linear", "bailingmoe3", "mimo2", *tiny_formulas.LIMITED),
-        *("glm5_next", "qwen4exp", *tiny_latent.SPARSE),
+        *("glm5_next", "minimax_m3", "qwen4exp", *tiny_latent.SPARSE),
     )
 )
 """Rounded to bfloat16 by the converter, but for what it always keeps in float32."""
@@ -363,11 +365,10 @@ MIXED_CASES = (
     _case("wide_full", "afmoe", hidden=256, layers=4, seed=7, options=_wide("afmoe")),
     _case("wide", "lfm2", hidden=256, layers=4, seed=7, options={"intermediate_size": 256}),
     _case("wide", "lfm2moe", hidden=256, layers=4, seed=7, options=_LFM2_WIDE),
-    _case("wide", "qwen35", hidden=256, seed=7, options={"intermediate_size": 256}),
-    _case("wide", "granite", hidden=256, seed=7, options={"intermediate_size": 256}),
-    _case("wide", "ernie4_5", hidden=256, seed=7, options={"intermediate_size": 256}),
-    _case("wide", "hunyuan-dense", hidden=256, seed=7, options={"intermediate_size": 256}),
-    _case("wide", "mistral3", hidden=256, seed=7, options={"intermediate_size": 256}),
+    *(
+        _case("wide", arch, hidden=256, seed=7, options={"intermediate_size": 256})
+        for arch in ("qwen35", "granite", "ernie4_5", "hunyuan-dense", "mistral3")
+    ),
     _case("wide", "smollm3", hidden=256, layers=4, seed=7, options={"intermediate_size": 256}),
     _case("wide", "qwen3vl", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case(
