@@ -321,11 +321,10 @@ class StepResult:
 class PrefetchHint:
     """Where a chunk is, and what it selected there.
 
-    experts: int32 [n], the cold experts of `layer` that are about to be read; none while the chunk is only
-    on its way to the layer. shares: float32 [n], the part of the chunk's tokens that selected each. num_tokens: of the
-    chunk. streams: the chunk has so many tokens that it wants most experts of every
-    layer; else residual, float32 [T, D], and token_ids, int32 [T], tell what the next layers may want. continues: more of
-    the same prompt follows.
+    experts: int32 [n], the cold experts of `layer` that are about to be read; none while the chunk is only on its way to the
+    layer. shares: float32 [n], the part of the chunk's tokens that selected each. num_tokens: of the chunk. streams: the chunk
+    wants most experts of every layer; else residual, float32 [T, D], and token_ids, int32 [T], tell what the next layers may
+    want. continues: more of the same prompt follows.
     """
 
     chunk: ChunkId

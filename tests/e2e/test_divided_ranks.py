@@ -36,6 +36,8 @@ from thermocline.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from thermocline.messages import Chunk
+
 pytestmark = pytest.mark.slow
 
 IS_WHOLE = "THERMOCLINE_PARALLEL" in os.environ
@@ -174,10 +176,10 @@ def test_each_rank_computes_its_own_rows_alone(name, model_of, divided, monkeypa
     routed: dict[tuple[int, int], int] = defaultdict(int)
     original = Decoder.route
 
-    def route(self: Decoder, layer: int, x: np.ndarray, *, prompt: bool, **more: Any):
-        if prompt:
+    def route(self: Decoder, layer: int, chunk: Chunk, x: np.ndarray):
+        if chunk.is_prompt:
             routed[id(self), layer] += len(x)
-        return original(self, layer, x, prompt=prompt, **more)
+        return original(self, layer, chunk, x)
 
     monkeypatch.setattr(Decoder, "route", route)
     found = on_ranks(ThreadWorld(5.0), path, config_of(1, 2), monkeypatch, counts)
