@@ -15,9 +15,9 @@ import numpy as np
 from thermocline.kernels.whole_layer import BlockIndexer
 from thermocline.models.choosing import (
     ALL_CHOSEN,
-    SCORED_TOGETHER,
     WORD,
     best,
+    far_rows,
     most_read_of,
     rows_of_blocks,
     store_rows,
@@ -63,20 +63,15 @@ class AskedBlocks:
             return None
         words = np.full((len(seen), -(-num_seen // WORD)), ALL_CHOSEN, np.uint16)
         ones = np.ones(self.q.shape[:2], np.float32)
-        for segment in chunk.places(window=False).segments:
-            end, table = segment.start + segment.length, segment.block_table
-            whole = seen[segment.start : end] // block
-            # Positions ascend: those that see too many blocks are the last ones.
-            for start in range(end - np.count_nonzero(whole > most), end, SCORED_TOGETHER):
-                rows = range(start, min(start + SCORED_TOGETHER, end))
-                part = slice(rows.start, rows.stop)
-                counts = seen[part] // block
-                num_positions = int(counts[-1]) * block
-                scores = dense.index_scores(
-                    self.q[part], ones[part], table, num_positions, cache, step=block
-                )
-                for row, count, said in zip(rows, counts.tolist(), scores, strict=True):
-                    words[row] = words_of(best(said[:count], most), count, block, words.shape[1])
+        for table, rows in far_rows(chunk, seen // block > most):
+            part = slice(rows.start, rows.stop)
+            counts = seen[part] // block
+            num_positions = int(counts[-1]) * block
+            scores = dense.index_scores(
+                self.q[part], ones[part], table, num_positions, cache, step=block
+            )
+            for row, count, said in zip(rows, counts.tolist(), scores, strict=True):
+                words[row] = words_of(best(said[:count], most), count, block, words.shape[1])
         return words
 
 

@@ -20,13 +20,13 @@ from thermocline.kernels.cache_format import (
 from thermocline.kernels.dense_contract import HeadNorm, LayerCache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from thermocline.kernels.dense_contract import DenseKernels, RopeTable
     from thermocline.kernels.weight import FloatArray, IntArray
-    from thermocline.messages import CachePlaces, Segment
+    from thermocline.messages import CachePlaces, Chunk, Segment
     from thermocline.models.metadata import SpecReader
     from thermocline.models.spec import ModelSpec
 
@@ -91,6 +91,18 @@ def rows_of_blocks(cache: LayerCache, slots: IntArray) -> FloatArray:
     assert cache.index is not None, "a cache without rows for an indexer"
     found = read_index(cache.shape, cache.index, slots.reshape(-1))
     return found.reshape(*slots.shape, -1)
+
+
+def far_rows(chunk: Chunk, is_far: NDArray[np.bool_]) -> Iterator[tuple[IntArray, range]]:
+    """Yield the blocks of a sequence, and rows of its tokens that choose, no more than are scored together.
+
+    is_far: [T], whether a token sees more than it may read; of each sequence so do the last ones.
+    """
+    for segment in chunk.places(window=False).segments:
+        end = segment.start + segment.length
+        first = end - np.count_nonzero(is_far[segment.start : end])
+        for start in range(first, end, SCORED_TOGETHER):
+            yield segment.block_table, range(start, min(start + SCORED_TOGETHER, end))
 
 
 def words_of(chosen: IntArray, count: int, block: int, num_words: int) -> NDArray[np.uint16]:

@@ -15,9 +15,9 @@ import numpy as np
 from thermocline.kernels.whole_layer import HeadIndexer
 from thermocline.models.choosing import (
     ALL_CHOSEN,
-    SCORED_TOGETHER,
     WORD,
     best,
+    far_rows,
     store_rows,
     turn_heads,
     with_choosing_layers,
@@ -56,26 +56,18 @@ class AskedByHeads:
             return None
         num_heads = self.q.shape[1]
         words = np.full((len(self.q), num_heads, -(-num_seen // WORD)), ALL_CHOSEN, np.uint16)
-        for segment in chunk.places(window=False).segments:
-            end = segment.start + segment.length
-            own = chunk.positions[segment.start : end]
-            # Positions ascend: those that see too many blocks are the last ones.
-            first = end - np.count_nonzero(own >= most * block)
-            for start in range(first, end, SCORED_TOGETHER):
-                part = slice(start, min(start + SCORED_TOGETHER, end))
-                positions = chunk.positions[part]
-                scores = self._scores(dense, part, segment.block_table, int(positions[-1]), cache)
-                for row, position, said in zip(
-                    range(start, end), positions.tolist(), scores, strict=False
-                ):
-                    self._choose(said, position, words[row])
+        for table, rows in far_rows(chunk, chunk.positions >= most * block):
+            positions = chunk.positions[rows.start : rows.stop].tolist()
+            scores = self._scores(dense, rows, table, positions[-1], cache)
+            for row, position, said in zip(rows, positions, scores, strict=True):
+                self._choose(said, position, words[row])
         return words
 
     def _scores(
-        self, dense: DenseKernels, part: slice, table: IntArray, last: int, cache: LayerCache
+        self, dense: DenseKernels, rows: range, table: IntArray, last: int, cache: LayerCache
     ) -> FloatArray:
         """Return what some tokens' heads say of the positions up to `last`: float32 [n, kv_heads, last + 1]."""
-        q = self.q[part]
+        q = self.q[rows.start : rows.stop]
         each = q.reshape(-1, 1, q.shape[2])
         ones = np.ones((len(each), 1), np.float32)
         scores = dense.index_scores(each, ones, table, last + 1, cache, clips=False)

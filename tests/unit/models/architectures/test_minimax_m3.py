@@ -16,7 +16,7 @@ from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kernels.weight import ExpertActivation
 from thermocline.messages import LayerIndex, SegmentKind
 from thermocline.modelfile.reader import open_model_file
-from thermocline.models import head_blocks
+from thermocline.models import choosing, head_blocks
 from thermocline.models.lone_sequence import lone_cache
 from thermocline.models.registry import open_model
 from thermocline.parallel.parts import Mixing, mixing_of
@@ -81,7 +81,7 @@ def test_how_many_tokens_go_together_changes_no_bit(tmp_path, monkeypatch, name,
     """Neither of a chunk, nor of those that are scored."""
     path = write_changed(tmp_path, ToyArch("minimax-m3", **MINIMAX_M3_OPTIONS[name]))
     expected = states_in_chunks(path, IDS, [100], cache_type)
-    monkeypatch.setattr(head_blocks, "SCORED_TOGETHER", 5)
+    monkeypatch.setattr(choosing, "SCORED_TOGETHER", 5)
     for cuts in ([1, 2, 3, 5, 8, 13, 21, 22, 34, 55, 89, 100], [31, 100], range(1, 101)):
         found = states_in_chunks(path, IDS, list(cuts), cache_type)
         np.testing.assert_array_equal(found, expected)

@@ -21,7 +21,7 @@ from thermocline.kernels.recurrent_contract import StateShape
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.messages import LayerIndex, SegmentKind
 from thermocline.modelfile.reader import open_model_file
-from thermocline.models import block_attention
+from thermocline.models import block_attention, choosing
 from thermocline.models.lone_sequence import lone_cache
 from thermocline.models.ngrams import hashed_rows
 from thermocline.models.registry import open_model, read_spec
@@ -167,7 +167,7 @@ def test_how_many_tokens_go_together_changes_no_bit(tmp_path, monkeypatch, toy, 
     """Neither of a chunk, whose blocks and n-grams begin in another one, nor of those that are scored."""
     path = write_changed(tmp_path, toy)
     expected = states_in_chunks(path, IDS, [60], cache_type)
-    monkeypatch.setattr(block_attention, "SCORED_TOGETHER", 5)
+    monkeypatch.setattr(choosing, "SCORED_TOGETHER", 5)
     for cuts in ([1, 2, 3, 5, 8, 13, 21, 22, 23, 34, 55, 60], [31, 60], list(range(1, 61))):
         np.testing.assert_array_equal(states_in_chunks(path, IDS, cuts, cache_type), expected)
 
