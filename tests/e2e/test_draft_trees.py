@@ -66,7 +66,7 @@ def way_to(node: int) -> list[int]:
     return way[::-1]
 
 
-async def logits_by_way(path, monkeypatch, config, prompt) -> tuple[dict, dict]:
+async def logits_by_way(path, monkeypatch, config, prompt=PROMPT) -> tuple[dict, dict]:
     """Return logits by the tokens of a way down behind a prompt: of a tree's step, and of steps of single ways."""
     drafter, seen = OneDraft(), []
     monkeypatch.setattr(drafter_builder, "open_drafters", lambda _: [drafter])
