@@ -26,6 +26,7 @@ from thermocline.config import (
     SchedulerConfig,
 )
 from thermocline.engine.api import Engine
+from thermocline.errors import StageError
 from thermocline.messages import Pooling, PromptEmbedding, RequestOptions
 from thermocline.models.decoder import Decoder
 from thermocline.parallel import parts
@@ -191,6 +192,22 @@ def test_each_rank_computes_its_own_rows_alone(name, model_of, divided, monkeypa
         rows = [routed[model, layer] for model in models]
         assert sum(rows) == sum(counts)
         assert max(rows) - min(rows) <= len(counts)
+
+
+@pytest.mark.parametrize("name", [CASES[0].name, RECURRENT])
+def test_what_fails_each_time_is_told(name, model_of, divided, monkeypatch):
+    """Also where a state is lost with the step, so that the tokens before it are computed again in other chunks."""
+    path, _ = model_of(name, (45,))
+    original = Decoder.route
+
+    def route(self: Decoder, layer: int, chunk: Chunk, x: np.ndarray):
+        if chunk.positions.max() >= 20:
+            raise OSError("the disk is broken")
+        return original(self, layer, chunk, x)
+
+    monkeypatch.setattr(Decoder, "route", route)
+    with pytest.raises(StageError, match="the disk is broken"):
+        on_ranks(ThreadWorld(5.0), path, config_of(1, 2, 16, timeout_s=1.0), monkeypatch, (45,))
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ from thermocline.pipeline.execution.rank_results import all_results, expected_by
 from thermocline.pipeline.execution.runner import ChunkFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from thermocline.experts.dispatch.offload_selector import OffloadSelector
-    from thermocline.messages import Chunk, ChunkId, RequestId, StepResult
+    from thermocline.messages import Chunk, RequestId, StepResult
     from thermocline.parallel.rank import RankMember
     from thermocline.pipeline.execution.rank_steps import RankSteps
 
@@ -34,7 +34,7 @@ _LOG: Final = logging.getLogger("thermocline.parallel")
 _MAX_ALONE_TOKENS: Final = 32
 """Ranks hear nothing of each other in a step without an exchange, so it must be far shorter than their deadline."""
 _MAX_TRIES: Final = 3
-"""How often a chunk may be lost while no rank is: then it is the chunk's own fault."""
+"""How often steps with a request may be lost while no rank is: then it is the request's own fault."""
 
 
 class ReplicaRunner:
@@ -143,7 +143,8 @@ class Conductor:
             ReplicaRunner(rules.num_credits, self._news.set) for _ in member.mesh.replicas
         )
         self.on_lost: Callable[[int, list[Chunk], bool], None] = _nobody_moves
-        self._tries: dict[tuple[int, ChunkId], int] = {}
+        # Of each request: how many steps with it were lost, and up to which position the last one was to get.
+        self._tries: dict[tuple[int, RequestId], tuple[int, int]] = {}
 
     def __repr__(self) -> str:
         return f"Conductor({self._member}, {len(self.runners)} replicas)"
@@ -225,7 +226,7 @@ class Conductor:
         for replica, result in found:
             runner = self.runners[replica]
             runner.pending.popleft()
-            self._tries.pop((replica, result.chunk.id), None)
+            self._note_success(replica, result.chunk)
             runner.deliver(result)
 
     async def _recover(self, header: StepHeader, error: GroupLostError) -> None:
@@ -263,9 +264,32 @@ class Conductor:
                 self.on_lost(replica, chunks, False)
 
     def _is_hopeless(self, replica: int, chunk: Chunk) -> bool:
-        tries = self._tries.get((replica, chunk.id), 0) + 1
-        self._tries[replica, chunk.id] = tries
-        return tries >= _MAX_TRIES
+        """Whether a chunk that was lost has a request with which too many steps were lost.
+
+        Requests count, not chunks: what was lost may come again in another chunk, with others or behind earlier tokens.
+        """
+        most = 0
+        for request, end in _ends(chunk):
+            tries, _ = self._tries.get((replica, request), (0, 0))
+            self._tries[replica, request] = tries + 1, end
+            most = max(most, tries + 1)
+        if most >= _MAX_TRIES:
+            for request, _ in _ends(chunk):
+                self._tries.pop((replica, request), None)
+        return most >= _MAX_TRIES
+
+    def _note_success(self, replica: int, chunk: Chunk) -> None:
+        """Forget the losses of requests that got as far as the step that was lost."""
+        for request, end in _ends(chunk):
+            _, wanted = self._tries.get((replica, request), (0, 0))
+            if end >= wanted:
+                self._tries.pop((replica, request), None)
+
+
+def _ends(chunk: Chunk) -> Iterator[tuple[RequestId, int]]:
+    """Yield a chunk's requests, each with the position behind its last token."""
+    for segment in chunk.segments:
+        yield segment.request, int(chunk.positions[segment.start]) + segment.length
 
 
 def _stage_error(chunk: Chunk, error: GroupLostError) -> StageError:
