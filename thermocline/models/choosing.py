@@ -6,7 +6,7 @@ Where positions are chosen in blocks, a token's row is its own until its block i
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,15 @@ ALL_CHOSEN: Final = 0xFFFF
 """A word of which all positions are read."""
 SCORED_TOGETHER: Final = 32
 """Tokens whose scores are in memory at a time: 20 MiB in a context of 160,000."""
+
+
+class LoneToken(NamedTuple):
+    """A `TokenRun` of one token, whose blocks are the rows that it reads."""
+
+    start: int
+    length: int
+    block_table: IntArray
+    num_expanded: int = 0
 
 
 def best(scores: FloatArray, count: int) -> IntArray:

@@ -14,7 +14,7 @@ import numpy as np
 from thermocline.kernels.cache_format import CacheShape, CacheType
 from thermocline.kernels.dense_contract import Attending, HeadNorm, LayerCache, RopeTable
 from thermocline.kernels.entries import EntryCache, cache_of_rows
-from thermocline.models.choosing import SCORED_TOGETHER, best, turn_heads
+from thermocline.models.choosing import SCORED_TOGETHER, LoneToken, best, turn_heads
 from thermocline.models.layers import copy_for_branches
 from thermocline.models.recurrent_layers import run_rounds
 
@@ -45,15 +45,6 @@ class Turns(NamedTuple):
 
     here: RopeTable
     at: Callable[[IntArray], RopeTable]
-
-
-class _Token(NamedTuple):
-    """One token of a chunk, whose blocks are rows; see `TokenRun`."""
-
-    start: int
-    length: int
-    block_table: IntArray
-    num_expanded: int = 0
 
 
 class _Run(NamedTuple):
@@ -312,7 +303,7 @@ def _read(
     for start in range(0, len(tokens), _READ_TOGETHER):
         part = slice(start, start + _READ_TOGETHER)
         rows, tables = _as_slice(tokens[part]), lists[part]
-        each = [_Token(n, 1, table) for n, table in enumerate(tables)]
+        each = [LoneToken(n, 1, table) for n, table in enumerate(tables)]
         last = np.array([len(table) - 1 for table in tables], np.int32)
         values[rows] = dense.attention(asked.q[rows], last, each, cache, rule)
 

@@ -16,6 +16,7 @@ from thermocline.kernels.cache_format import row_by_row
 from thermocline.kernels.dense_contract import Activation, Attending, LayerCache
 from thermocline.models.choosing import (
     SCORED_TOGETHER,
+    LoneToken,
     best,
     rows_of_blocks,
     store_rows,
@@ -289,15 +290,6 @@ def _read_chosen(
     for start in range(0, len(choice.rows), _READ_TOGETHER):
         part = slice(start, start + _READ_TOGETHER)
         rows, slots = choice.rows[part], choice.slots[part]
-        runs = [_Run(n, 1, each) for n, each in enumerate(slots)]
+        runs = [LoneToken(n, 1, each) for n, each in enumerate(slots)]
         positions = np.array([len(each) - 1 for each in slots], np.int32)
         values[rows] = _absorbed(kernels, weights, q[rows], positions, runs, single, prompt=False)
-
-
-class _Run(NamedTuple):
-    """One token of a chunk; see `TokenRun`."""
-
-    start: int
-    length: int
-    block_table: IntArray
-    num_expanded: int = 0

@@ -139,8 +139,8 @@ def test_which_blocks_are_read(tmp_path):
     assert different > 50
 
 
-def test_a_token_that_reads_few_heads_blocks_may_leave_out_itself(tmp_path):
-    """Without a block that is always read, the best ones may all lie before it."""
+def test_without_local_blocks_a_token_may_not_read_itself(tmp_path):
+    """The best blocks of a key head may all lie before it."""
     toy = ToyArch("minimax-m3", **MINIMAX_M3_OPTIONS["no_local"])
     path, layer = write_changed(tmp_path, toy), LayerIndex(1)
     with open_model_file(path) as file:
