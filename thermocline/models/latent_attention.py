@@ -24,7 +24,6 @@ from thermocline.models.choosing import (
     whole_blocks,
 )
 from thermocline.models.layers import copy_for_branches
-from thermocline.models.streams import softmax, sum_in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -233,9 +232,7 @@ def _pool_keys(
     if not len(slots):
         return
     keys, weights = np.split(rows_of_blocks(cache, slots), 2, axis=2)
-    weighed = softmax(dense, weights + pool.places, axis=1)
-    weighed *= keys
-    total = sum_in_order(weighed, 1)[:, 0]
+    total = dense.pool_rows(np.ascontiguousarray(keys), np.ascontiguousarray(weights), pool.places)
     rows = np.concatenate((total, np.zeros_like(total)), axis=1)
     store_rows(cache, places, np.ascontiguousarray(slots[:, -1]), rows)
 

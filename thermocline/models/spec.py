@@ -183,9 +183,8 @@ class EntriesSpec:
 
     def state(self, layer: int, dim: int) -> StateShape:
         """Return what a layer keeps of a sequence: the last rows, and the numbers that entries will be made of."""
-        ratio = self.ratios[layer]
+        ratio, series = self.ratios[layer], self.series(layer)
         index = self.index_dim if self.is_chosen(layer) else 0
-        series = self.series(layer)
         made = (1, series * ratio, 2 * series * (dim + index)) if ratio else (0, 0, 0)
         return StateShape((self.window, dim), made)
 
@@ -201,6 +200,8 @@ class StreamsSpec:
     """How often the matrix that mixes streams is balanced."""
     floor: float = 0.0
     """What is added to weights, and to sums that are divided by, of streams that are mixed as wholes."""
+    sums: bool = False
+    """Whether the model's end takes a weighed sum of such streams; else their mean."""
 
 
 @dataclass(frozen=True, slots=True)

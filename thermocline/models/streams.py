@@ -125,16 +125,6 @@ def _weigh_streams(kernels: Kernels, mixer: BalancedMixer, x: FloatArray) -> Tak
     return Taken(dense.rms_norm(taken, mixer.gain, mixer.epsilon), rest, shares)
 
 
-def softmax(dense: DenseKernels, logits: FloatArray, axis: int) -> FloatArray:
-    """Return the softmax over one axis of logits [n, a, b]. Kernels' sigmoids give powers that no neighbour changes."""
-    down = logits - logits.max(axis=axis, keepdims=True)
-    flat = down.reshape(len(down), -1)
-    powers = _sigmoids(dense, flat, 1) / _sigmoids(dense, -flat, 1)
-    found: FloatArray = powers.reshape(logits.shape)
-    found /= sum_in_order(found, axis)
-    return found
-
-
 def sum_in_order(array: FloatArray, axis: int) -> FloatArray:
     """Return the sums over one axis of an array [n, a, b], which is kept, added in order."""
     parts = np.split(array, array.shape[axis], axis=axis)
@@ -148,8 +138,8 @@ def _sigmoids(dense: DenseKernels, logits: FloatArray, factor: float) -> FloatAr
     return dense.gate(np.full(logits.shape, factor, np.float32), logits, Activation.SIGMOID)
 
 
-def balanced_streams(read: SpecReader) -> StreamsSpec:
-    """Return what the file says of streams that are weighed and mixed as wholes. Raises ModelError."""
+def balanced_streams(read: SpecReader, *, sums: bool = False) -> StreamsSpec:
+    """Return what the file says of streams that are weighed and mixed as wholes. sums: see there. Raises ModelError."""
     key = "hyper_connection.count"
     count = read.size(key, least=2)
     if count > MAX_STREAMS:
@@ -158,18 +148,22 @@ def balanced_streams(read: SpecReader) -> StreamsSpec:
         count,
         rounds=read.size("hyper_connection.sinkhorn_iterations"),
         floor=read.positive_float("hyper_connection.epsilon"),
+        sums=sums,
     )
 
 
 def read_stream_end(
     weights: WeightMap, spec: ModelSpec
 ) -> tuple[StreamMixer | StreamSum | None, FloatArray]:
-    """Return what a model's end takes of its streams, None for their mean, and the gain of the norm behind it, if it has one."""
+    """Return what a model's end takes of its streams, None for their mean, and the gain of the norm behind it, if it has one.
+
+    Raises ModelFileError.
+    """
     streams = spec.streams
     if streams is not None and streams.rank:
         return read_stream_mixer(weights, spec, "output_hc", ends=True), NO_NORM
     gain, prefix = weights.vector(spec.output_norm, spec.hidden_size), "output_hc_"
-    if streams is None or f"{prefix}fn.weight" not in weights:
+    if streams is None or not streams.sums:
         return None, gain
     project = weights.matrix(f"{prefix}fn.weight", streams.count, spec.stream_size)
     base = weights.vector(f"{prefix}base.weight", streams.count)

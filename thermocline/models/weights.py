@@ -115,7 +115,7 @@ class WeightMap:
         # As in `ids`.
         table = np.frombuffer(self._file.view(name).tobytes(), np.int32).reshape(shape)
         if table.min(initial=0) < 0 or table.max(initial=0) >= count:
-            raise self._bad(name, f"names experts that there are not: it has {count}")
+            raise self._bad(name, f"names an expert beyond the {count} that there are")
         return table
 
     def positive(self, name: str, length: int) -> FloatArray:

@@ -33,7 +33,7 @@ def read_spec(file: ModelFile) -> ModelSpec:
         spec = replace(spec, shared_limits=spec.expert_limits)
     spec = replace(
         spec,
-        streams=balanced_streams(read),
+        streams=balanced_streams(read, sums=True),
         num_layers_by_token=read.count("hash_layer_count"),
     )
     return with_entries(read, spec)

@@ -38,7 +38,7 @@ DIM = 24
 def test_what_a_file_states(tmp_path):
     """Streams, the window, entries by layer, their rope without a factor on it, and what a token and a sequence keep."""
     spec = spec_of(write_changed(tmp_path, DEFAULT))
-    assert replace(spec.streams, floor=0.0) == StreamsSpec(4, rounds=20)
+    assert replace(spec.streams, floor=0.0) == StreamsSpec(4, rounds=20, sums=True)
     assert spec.router.gating is Gating.SQRT_SOFTPLUS
     assert (spec.num_layers_by_token, spec.num_predict_layers) == (1, 0)
     entries = spec.entries
@@ -101,11 +101,19 @@ def test_a_missing_tensor_is_named(tmp_path, name):
         open_model(file, ReferenceKernels())
 
 
+@pytest.mark.parametrize("part", ["fn", "base", "scale"])
+def test_a_model_whose_end_takes_no_sum_is_refused(tmp_path, part):
+    """The mean, which another model takes, would be another answer."""
+    path = write_without(tmp_path, DEFAULT, f"output_hc_{part}.weight")
+    with open_model_file(path) as file, pytest.raises(ModelFileError, match=f"output_hc_{part}"):
+        open_model(file, ReferenceKernels())
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda table: table - 1, "names experts that there are not"),
-        (lambda table: table + 1, "names experts that there are not"),
+        (lambda table: table - 1, "names an expert beyond the 8"),
+        (lambda table: table + 1, "names an expert beyond the 8"),
         (lambda table: table[1:], "has shape"),
     ],
 )
