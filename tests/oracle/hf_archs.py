@@ -14,6 +14,7 @@ import transformers
 
 from tests.oracle import (
     hf_deepseek4,
+    hf_dense,
     hf_formulas,
     hf_glm5,
     hf_granite,
@@ -24,27 +25,17 @@ from tests.oracle import (
     hf_streams,
 )
 from tests.oracle.decoded import decoded_weights
+from tests.oracle.hf_dense import ATTENTION, MLP, dense_settings, fused_experts
 from tests.oracle.hf_gemma import LAYER_EMBEDDINGS, gemma4_config, gemma4_state
 from tests.oracle.hf_model import HfModel
-from tests.oracle.hf_routers import attention_factor, scaled_rope
+from tests.oracle.hf_names import renamed
+from tests.oracle.hf_routers import attention_factor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 State = dict[str, np.ndarray]
-_ATTENTION = {
-    "attn_q.": "self_attn.q_proj.",
-    "attn_k.": "self_attn.k_proj.",
-    "attn_v.": "self_attn.v_proj.",
-    "attn_output.": "self_attn.o_proj.",
-    "attn_q_norm.": "self_attn.q_norm.",
-    "attn_k_norm.": "self_attn.k_norm.",
-    "attn_norm.": "input_layernorm.",
-    "ffn_norm.": "post_attention_layernorm.",
-    "post_attention_norm.": "post_attention_layernorm.",
-    "ffn_gate_inp.": "mlp.gate.",
-}
 _SHARED = {
     "ffn_gate_shexp.": "mlp.shared_expert.gate_proj.",
     "ffn_up_shexp.": "mlp.shared_expert.up_proj.",
@@ -147,26 +138,9 @@ def open_hf(path: Path) -> HfModel:
     return HfModel(model, tensors, tied=tied)
 
 
-def _renamed(own: State, names: dict[str, str]) -> State:
-    state = {}
-    for name, values in own.items():
-        for ours, theirs in names.items():
-            if name.startswith(ours):
-                state[theirs + name.removeprefix(ours)] = values
-    return state
-
-
 def _row(values: np.ndarray) -> np.ndarray:
     """A matrix of one row, which some writers store as a vector."""
     return values.reshape(1, -1)
-
-
-def _experts(own: State) -> State:
-    gate, up, down = (own[f"ffn_{role}_exps.weight"] for role in ("gate", "up", "down"))
-    return {
-        "mlp.experts.gate_up_proj": np.concatenate((gate, up), axis=1),
-        "mlp.experts.down_proj": down,
-    }
 
 
 def _olmoe_config(keys: Keys, common: dict[str, Any]):
@@ -176,7 +150,7 @@ def _olmoe_config(keys: Keys, common: dict[str, Any]):
 
 
 def _olmoe_state(keys: Keys, own: State) -> State:
-    return _renamed(own, _ATTENTION) | _experts(own)
+    return renamed(own, ATTENTION) | fused_experts(own)
 
 
 def _qwen2moe_config(keys: Keys, common: dict[str, Any]):
@@ -190,7 +164,7 @@ def _qwen2moe_config(keys: Keys, common: dict[str, Any]):
 
 
 def _qwen2moe_state(keys: Keys, own: State) -> State:
-    state = _renamed(own, _ATTENTION | _SHARED) | _experts(own)
+    state = renamed(own, ATTENTION | _SHARED) | fused_experts(own)
     return state | {"mlp.shared_expert_gate.weight": _row(own["ffn_gate_inp_shexp.weight"])}
 
 
@@ -223,7 +197,7 @@ def _qwen35moe_config(keys: Keys, common: dict[str, Any]):
 
 
 def _qwen35_config(keys: Keys, common: dict[str, Any]):
-    settings = _dense_settings(keys, common) | _hybrid_settings(keys)
+    settings = dense_settings(keys, common) | _hybrid_settings(keys)
     settings["rope_parameters"]["mrope_section"] = keys("rope.dimension_sections")[:3]
     return transformers.Qwen3_5TextConfig(**settings)
 
@@ -247,14 +221,14 @@ def _hybrid_state(keys: Keys, own: State) -> State:
     names = {
         "ssm_norm.": "linear_attn.norm.",
         "ssm_out.": "linear_attn.out_proj.",
-        **_ATTENTION,
+        **ATTENTION,
         **_SHARED,
     }
     if "ffn_gate_inp_shexp.weight" in own:
-        state = _renamed(own, names) | _experts(own)
+        state = renamed(own, names) | fused_experts(own)
         state["mlp.shared_expert_gate.weight"] = _row(own["ffn_gate_inp_shexp.weight"])
     else:
-        state = _renamed(own, names | _MLP)
+        state = renamed(own, names | MLP)
     if "ssm_a" in own:
         state["linear_attn.A_log"] = np.log(-own["ssm_a"])
         state["linear_attn.dt_bias"] = own["ssm_dt.bias"]
@@ -355,75 +329,11 @@ def _laguna_state(keys: Keys, own: State) -> State:
         ours: name.replace("shared_expert", "shared_experts") for ours, name in _SHARED.items()
     }
     dense = {f"ffn_{role}.": f"mlp.{role}_proj." for role in ("gate", "up", "down")}
-    state = _renamed(own, {"attn_gate.": "self_attn.g_proj.", **_ATTENTION, **shared, **dense})
+    state = renamed(own, {"attn_gate.": "self_attn.g_proj.", **ATTENTION, **shared, **dense})
     if "exp_probs_b.bias" in own:
-        state |= _experts(own)
+        state |= fused_experts(own)
         state["mlp.gate.e_score_correction_bias"] = own["exp_probs_b.bias"]
     return state
-
-
-_MLP = {f"ffn_{role}.": f"mlp.{role}_proj." for role in ("gate", "up", "down")}
-
-
-def _dense_settings(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
-    return common | scaled_rope(keys) | {"intermediate_size": keys("feed_forward_length")}
-
-
-def _llama_config(keys: Keys, common: dict[str, Any]):
-    own = _dense_settings(keys, common)
-    if keys("expert_count"):
-        return transformers.MixtralConfig(
-            **own, num_local_experts=keys("expert_count"), sliding_window=None
-        )
-    attention, dense = (f"blk.0.{name}.bias" in keys.shapes for name in ("attn_q", "ffn_up"))
-    return transformers.LlamaConfig(**own, attention_bias=attention, mlp_bias=dense)
-
-
-def _llama_state(keys: Keys, own: State) -> State:
-    """q and k have the halves of a head one after the other there, and pairs in the file."""
-    own = dict(own)
-    for name, values in own.items():
-        if name.startswith(("attn_q.", "attn_k.")):
-            pairs = values.reshape(-1, keys.head_dim // 2, 2, *values.shape[1:])
-            own[name] = pairs.swapaxes(1, 2).reshape(values.shape)
-    if "attn_q.bias" in own and "attn_output.bias" not in own:
-        own["attn_output.bias"] = np.zeros(len(own["attn_output.weight"]), np.float32)
-    state = _renamed(own, _ATTENTION | _MLP)
-    return state | _experts(own) if "ffn_gate_exps.weight" in own else state
-
-
-def _smollm3_config(keys: Keys, common: dict[str, Any]):
-    return transformers.SmolLM3Config(**_dense_settings(keys, common))
-
-
-def _mistral3_config(keys: Keys, common: dict[str, Any]):
-    """The multiplier of all dimensions is 1 in files that have one, as that of the factor itself."""
-    settings, multiplier = _dense_settings(keys, common), keys("rope.scaling.yarn_log_multiplier")
-    rope = {"original_max_position_embeddings": keys("context_length")}
-    rope |= settings["rope_parameters"]
-    rope |= {"llama_4_scaling_beta": float(keys("attention.temperature_scale", 0.0))}
-    rope |= {"mscale": 1.0, "mscale_all_dim": multiplier} if multiplier else {}
-    return transformers.Ministral3Config(**(settings | {"rope_parameters": rope}))
-
-
-def _qwen2_config(keys: Keys, common: dict[str, Any]):
-    return transformers.Qwen2Config(**_dense_settings(keys, common), use_sliding_window=False)
-
-
-def _qwen2_state(keys: Keys, own: State) -> State:
-    """Its q, k and v always have biases there."""
-    for part in ("q", "k", "v"):
-        rows = len(own[f"attn_{part}.weight"])
-        own = {f"attn_{part}.bias": np.zeros(rows, np.float32)} | own
-    return _renamed(own, _ATTENTION | _MLP)
-
-
-def _qwen3_config(keys: Keys, common: dict[str, Any]):
-    return transformers.Qwen3Config(**_dense_settings(keys, common), use_sliding_window=False)
-
-
-def _qwen3_state(keys: Keys, own: State) -> State:
-    return _renamed(own, _ATTENTION | _MLP)
 
 
 _CLASSES: dict[str, str | Callable[[Any], torch.nn.Module]] = {
@@ -438,11 +348,7 @@ _CLASSES: dict[str, str | Callable[[Any], torch.nn.Module]] = {
     "qwen35moe": "Qwen3_5MoeForCausalLM",
     "qwen4exp": hf_streams.qwen4exp_model,
     "qwen3next": "Qwen3NextForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "mistral3": "Ministral3ForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
+    **hf_dense.CLASSES,
     **hf_routers.CLASSES,
     **hf_formulas.CLASSES,
     **hf_granite.CLASSES,
@@ -461,11 +367,7 @@ _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "qwen35moe": _qwen35moe_config,
     "qwen4exp": _qwen4exp_config,
     "qwen3next": _qwen3next_config,
-    "llama": _llama_config,
-    "qwen2": _qwen2_config,
-    "qwen3": _qwen3_config,
-    "mistral3": _mistral3_config,
-    "smollm3": _smollm3_config,
+    **hf_dense.CONFIGS,
     **hf_routers.CONFIGS,
     **hf_formulas.CONFIGS,
     **hf_granite.CONFIGS,
@@ -484,11 +386,7 @@ _STATES: dict[str, Callable[[Keys, State], State]] = {
     "qwen35moe": _qwen35moe_state,
     "qwen4exp": _qwen4exp_state,
     "qwen3next": _qwen3next_state,
-    "llama": _llama_state,
-    "qwen2": _qwen2_state,
-    "qwen3": _qwen3_state,
-    "mistral3": _llama_state,
-    "smollm3": _llama_state,
+    **hf_dense.STATES,
     **hf_routers.STATES,
     **hf_formulas.STATES,
     **hf_granite.STATES,

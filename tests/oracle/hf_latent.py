@@ -10,6 +10,7 @@ import transformers
 from torch import nn
 
 from tests.oracle.hf_formulas import limit_layers
+from tests.oracle.hf_names import renamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,7 +160,7 @@ def kimi_linear_state(keys: Keys, own: State) -> State:
         return _state(keys, own)
     return (
         _feed_forward(own)
-        | _renamed(own, _NAMES | _KIMI_LINEAR)
+        | renamed(own, _NAMES | _KIMI_LINEAR)
         | {
             "self_attn.conv1d.weight": _joined_convolutions(own),
             "self_attn.forget_gate.A_log": np.log(-own["ssm_a"]).reshape(1, 1, -1, 1),
@@ -229,7 +230,7 @@ _BAILINGMOE3 = _NAMES | {
 
 
 def _bailingmoe3_state(keys: Keys, own: State) -> State:
-    state = _renamed(own, _BAILINGMOE3) | _feed_forward(own)
+    state = renamed(own, _BAILINGMOE3) | _feed_forward(own)
     if "ssm_a" not in own:
         return state | _joined_up(own)
     return state | {
@@ -241,15 +242,6 @@ def _bailingmoe3_state(keys: Keys, own: State) -> State:
 def _joined_convolutions(own: State) -> np.ndarray:
     parts = (own[f"ssm_conv1d_{part}.weight"] for part in ("q", "k", "v"))
     return np.concatenate([values.reshape(-1, 1, values.shape[-1]) for values in parts])
-
-
-def _renamed(own: State, names: dict[str, str]) -> State:
-    return {
-        theirs + name.removeprefix(ours): values
-        for name, values in own.items()
-        for ours, theirs in names.items()
-        if name.startswith(ours)
-    }
 
 
 def _feed_forward(own: State) -> State:
@@ -266,7 +258,7 @@ def _feed_forward(own: State) -> State:
 
 
 def _state(keys: Keys, own: State) -> State:
-    return _renamed(own, _NAMES) | _feed_forward(own) | _joined_up(own)
+    return renamed(own, _NAMES) | _feed_forward(own) | _joined_up(own)
 
 
 def _joined_up(own: State) -> State:

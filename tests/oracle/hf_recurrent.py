@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import transformers
 
+from tests.oracle.hf_names import renamed
+
 if TYPE_CHECKING:
     import torch
 
@@ -75,16 +77,6 @@ _GRANITE = {
     "ffn_gate_inp.": "block_sparse_moe.router.",
     "ffn_down_exps.weight": "block_sparse_moe.experts.down_proj",
 }
-
-
-def renamed(own: State, names: dict[str, str]) -> State:
-    """Return the tensors of `own` whose names begin with one of `names`, under the other name."""
-    return {
-        theirs + name.removeprefix(ours): values
-        for name, values in own.items()
-        for ours, theirs in names.items()
-        if name.startswith(ours)
-    }
 
 
 def lfm2_config(keys: Keys, common: dict[str, Any]):

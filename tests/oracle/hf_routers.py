@@ -16,6 +16,8 @@ import transformers
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
 
+from tests.oracle.hf_names import renamed
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -286,15 +288,6 @@ def _llama4_config(keys: Keys, common: dict[str, Any]) -> Any:
     return transformers.Llama4TextConfig(**(kept | own))
 
 
-def _renamed(own: State, names: dict[str, str]) -> State:
-    return {
-        theirs + name.removeprefix(ours): values
-        for name, values in own.items()
-        for ours, theirs in names.items()
-        if name.startswith(ours)
-    }
-
-
 def _experts(own: State, block: str = "mlp") -> State:
     if "ffn_down_exps.weight" not in own:
         return {}
@@ -307,7 +300,7 @@ def _experts(own: State, block: str = "mlp") -> State:
 
 def usual_state(keys: Keys, own: State) -> State:
     """Return a layer under the names that most of transformers' models have."""
-    return _renamed(own, _ATTENTION) | _experts(own)
+    return renamed(own, _ATTENTION) | _experts(own)
 
 
 def _bailing_state(keys: Keys, own: State) -> State:
@@ -320,7 +313,7 @@ def _bailing_state(keys: Keys, own: State) -> State:
 
 def _minimax_state(keys: Keys, own: State) -> State:
     names = _ATTENTION | {"exp_probs_b.bias": "mlp.e_score_correction_bias"}
-    return _renamed(own, names) | _experts(own)
+    return renamed(own, names) | _experts(own)
 
 
 def _ernie_state(keys: Keys, own: State) -> State:
@@ -367,14 +360,14 @@ def granite_state(keys: Keys, own: State) -> State:
     own = _by_halves(keys, own)
     if "ffn_gate_inp.weight" not in own:
         roles = ("gate", "up", "down")
-        return _renamed(own, _ATTENTION | {f"ffn_{n}.": f"mlp.{n}_proj." for n in roles})
+        return renamed(own, _ATTENTION | {f"ffn_{n}.": f"mlp.{n}_proj." for n in roles})
     shared = {}
     if "ffn_down_shexp.weight" in own:
         gate, up, down = (own.pop(f"ffn_{role}_shexp.weight") for role in ("gate", "up", "down"))
         shared["shared_mlp.input_linear.weight"] = np.concatenate((gate, up))
         shared["shared_mlp.output_linear.weight"] = down
     names = _ATTENTION | {"ffn_gate_inp.": "block_sparse_moe.router."}
-    return _renamed(own, names) | _experts(own, "block_sparse_moe") | shared
+    return renamed(own, names) | _experts(own, "block_sparse_moe") | shared
 
 
 def _hunyuan_state(keys: Keys, own: State) -> State:
@@ -386,7 +379,7 @@ def _hunyuan_state(keys: Keys, own: State) -> State:
         "ffn_gate_inp.": "mlp.gate.wg.",
         **{f"ffn_{role}_shexp.": f"mlp.shared_mlp.{role}_proj." for role in roles},
     }
-    return _renamed(own, names) | _experts(own)
+    return renamed(own, names) | _experts(own)
 
 
 def _afmoe_state(keys: Keys, own: State) -> State:
@@ -397,7 +390,7 @@ def _afmoe_state(keys: Keys, own: State) -> State:
         "ffn_gate_inp.": "mlp.router.gate.",
         "exp_probs_b.bias": "mlp.expert_bias",
     }
-    state = _renamed(own, names) | _experts(own)
+    state = renamed(own, names) | _experts(own)
     if "exp_probs_b.bias" in own and not keys("expert_shared_count"):  # of no width there
         hidden = keys("embedding_length")
         for role in ("gate", "up"):
@@ -407,9 +400,7 @@ def _afmoe_state(keys: Keys, own: State) -> State:
 
 
 def _hy_v3_state(keys: Keys, own: State) -> State:
-    return _renamed(own, _ATTENTION | {"exp_probs_b": "mlp.e_score_correction_bias"}) | _experts(
-        own
-    )
+    return renamed(own, _ATTENTION | {"exp_probs_b": "mlp.e_score_correction_bias"}) | _experts(own)
 
 
 def _llama4_state(keys: Keys, own: State) -> State:
@@ -421,7 +412,7 @@ def _llama4_state(keys: Keys, own: State) -> State:
         **{f"ffn_{role}_shexp.": f"{block}shared_expert.{role}_proj." for role in roles},
     }
     experts = _experts(own, "feed_forward")
-    return _renamed(own, names) | {n: np.swapaxes(v, 1, 2) for n, v in experts.items()}
+    return renamed(own, names) | {n: np.swapaxes(v, 1, 2) for n, v in experts.items()}
 
 
 CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from tests.support.toy_archs import Weights
+    from tests.support.toy_parts import Weights
 
 SCALED_ROPES = {
     "linear": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.support import toy_formulas, toy_recurrent, toy_routers, toy_streams
+from tests.support import toy_dense, toy_formulas, toy_recurrent, toy_routers, toy_streams
 from tests.support.gguf_files import write_gguf
 from tests.support.known_files import write_known
 from tests.support.toy_deepseek4 import deepseek4_keys, deepseek4_layer, deepseek4_top
@@ -28,12 +28,11 @@ from tests.support.toy_latent import (
 )
 from tests.support.toy_minimax_m3 import minimax_m3_keys, minimax_m3_layer
 from tests.support.toy_model import ToyShape, byte_vocabulary, tensor_format, toy_metadata
+from tests.support.toy_parts import Draw, Weights, attention, dense, experts, head_norms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-Weights = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -114,25 +113,6 @@ class ToyArch:
         )
 
 
-class Draw:
-    """Random tensors of the usual spreads."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-
-    def matrix(self, *dims: int, gain: float = 1.0) -> np.ndarray:
-        """Numbers that keep the power of what they multiply, times `gain`."""
-        return self.vector(*dims, spread=gain / np.sqrt(dims[-1]))
-
-    def gain(self, length: int) -> np.ndarray:
-        """A norm's numbers, near one."""
-        return self.vector(length, spread=0.1, mean=1.0)
-
-    def vector(self, *dims: int, spread: float, mean: float = 0.0) -> np.ndarray:
-        """Normal numbers."""
-        return (mean + spread * self._rng.standard_normal(dims)).astype(np.float32)
-
-
 def toy_arch_metadata(toy: ToyArch) -> dict[str, Any]:
     """Return all metadata, tokenizer included."""
     metadata = {}
@@ -198,49 +178,17 @@ def _write(path: Path, toy: ToyArch, weights: Weights, metadata: dict[str, Any])
     return write_gguf(path, kept, tensors, arch=toy.arch)
 
 
-def _attention(toy: ToyArch, draw: Draw, heads: int | None = None, q_rows: int = 1) -> Weights:
-    q_size, kv_size = (heads or toy.heads) * toy.head_dim, toy.kv_heads * toy.head_dim
-    return {
-        "attn_norm.weight": draw.gain(toy.hidden),
-        "attn_q.weight": draw.matrix(q_rows * q_size, toy.hidden),
-        "attn_k.weight": draw.matrix(kv_size, toy.hidden),
-        "attn_v.weight": draw.matrix(kv_size, toy.hidden),
-        "attn_output.weight": draw.matrix(toy.hidden, q_size),
-    }
-
-
-def _head_norms(toy: ToyArch, draw: Draw) -> Weights:
-    return {f"attn_{part}_norm.weight": draw.gain(toy.head_dim) for part in ("q", "k")}
-
-
-def _experts(toy: ToyArch, draw: Draw) -> Weights:
-    return {
-        "ffn_gate_inp.weight": draw.matrix(toy.experts, toy.hidden, gain=2.0),
-        "ffn_gate_exps.weight": draw.matrix(toy.experts, toy.intermediate, toy.hidden),
-        "ffn_up_exps.weight": draw.matrix(toy.experts, toy.intermediate, toy.hidden),
-        "ffn_down_exps.weight": draw.matrix(toy.experts, toy.hidden, toy.intermediate),
-    }
-
-
-def _dense(toy: ToyArch, draw: Draw, width: int, suffix: str) -> Weights:
-    return {
-        f"ffn_gate{suffix}.weight": draw.matrix(width, toy.hidden),
-        f"ffn_up{suffix}.weight": draw.matrix(width, toy.hidden),
-        f"ffn_down{suffix}.weight": draw.matrix(toy.hidden, width),
-    }
-
-
 def _olmoe_keys(toy: ToyArch) -> dict[str, Any]:
     return {"feed_forward_length": toy.intermediate, "expert_feed_forward_length": None}
 
 
 def _olmoe_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     return {
-        **_attention(toy, draw),
+        **attention(toy, draw),
         "attn_q_norm.weight": draw.gain(toy.heads * toy.head_dim),
         "attn_k_norm.weight": draw.gain(toy.kv_heads * toy.head_dim),
         "ffn_norm.weight": draw.gain(toy.hidden),
-        **_experts(toy, draw),
+        **experts(toy, draw),
     }
 
 
@@ -250,10 +198,10 @@ def _qwen2moe_keys(toy: ToyArch) -> dict[str, Any]:
 
 def _qwen2moe_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     weights = {
-        **_attention(toy, draw),
+        **attention(toy, draw),
         "ffn_norm.weight": draw.gain(toy.hidden),
-        **_experts(toy, draw),
-        **_dense(toy, draw, toy.shared, "_shexp"),
+        **experts(toy, draw),
+        **dense(toy, draw, toy.shared, "_shexp"),
         "ffn_gate_inp_shexp.weight": draw.vector(toy.hidden, spread=0.2),
     }
     if toy.biased:
@@ -291,19 +239,19 @@ def _hybrid_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     if (layer + 1) % toy.interval:
         mixer = _delta(toy, draw)
     else:
-        mixer = _attention(toy, draw, q_rows=2) | _head_norms(toy, draw)
+        mixer = attention(toy, draw, q_rows=2) | head_norms(toy, draw)
     if not toy.experts:
         norm = {"post_attention_norm.weight": draw.gain(toy.hidden)}
-        return mixer | norm | _dense(toy, draw, toy.shared, "")
-    experts = _experts(toy, draw)
+        return mixer | norm | dense(toy, draw, toy.shared, "")
+    routed = experts(toy, draw)
     if toy.fused:
-        parts = [experts.pop(f"ffn_{role}_exps.weight") for role in ("gate", "up")]
-        experts["ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
+        parts = [routed.pop(f"ffn_{role}_exps.weight") for role in ("gate", "up")]
+        routed["ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
     return {
         **mixer,
         "post_attention_norm.weight": draw.gain(toy.hidden),
-        **experts,
-        **_dense(toy, draw, toy.shared, "_shexp"),
+        **routed,
+        **dense(toy, draw, toy.shared, "_shexp"),
         "ffn_gate_inp_shexp.weight": draw.vector(toy.hidden, spread=0.2),
     }
 
@@ -368,61 +316,19 @@ def _laguna_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     heads = _heads_of(toy, layer)
     gates = heads if toy.head_gates else heads * toy.head_dim
     weights = {
-        **_attention(toy, draw, heads),
-        **_head_norms(toy, draw),
+        **attention(toy, draw, heads),
+        **head_norms(toy, draw),
         "attn_gate.weight": draw.matrix(gates, toy.hidden),
         "ffn_norm.weight": draw.gain(toy.hidden),
     }
     if layer < toy.dense:
-        return weights | _dense(toy, draw, 2 * toy.shared, "")
+        return weights | dense(toy, draw, 2 * toy.shared, "")
     return {
         **weights,
-        **_experts(toy, draw),
+        **experts(toy, draw),
         "exp_probs_b.bias": draw.vector(toy.experts, spread=0.2),
-        **_dense(toy, draw, toy.shared, "_shexp"),
+        **dense(toy, draw, toy.shared, "_shexp"),
     }
-
-
-def _dense_keys(toy: ToyArch) -> dict[str, Any]:
-    return NO_EXPERTS | {
-        "feed_forward_length": toy.shared,
-        "rope.dimension_count": toy.head_dim,
-    }
-
-
-def _qwen3vl_keys(toy: ToyArch) -> dict[str, Any]:
-    sections = [len(range(part, toy.head_dim // 2, 3)) for part in range(3)] + [0]
-    return _dense_keys(toy) | {"rope.dimension_sections": sections, "n_deepstack_layers": 0}
-
-
-def _qwen2_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
-    weights = {**_attention(toy, draw), "ffn_norm.weight": draw.gain(toy.hidden)}
-    if toy.biased:
-        for part in ("q", "k", "v"):
-            rows = len(weights[f"attn_{part}.weight"])
-            weights[f"attn_{part}.bias"] = draw.vector(rows, spread=0.3)
-    return weights | _dense(toy, draw, toy.shared, "")
-
-
-def _qwen3_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
-    norms = {**_head_norms(toy, draw), "ffn_norm.weight": draw.gain(toy.hidden)}
-    return _attention(toy, draw) | norms | _dense(toy, draw, toy.shared, "")
-
-
-def _llama_keys(toy: ToyArch) -> dict[str, Any]:
-    own = {"feed_forward_length": toy.intermediate, "expert_feed_forward_length": None}
-    return _dense_keys(toy) if not toy.experts else own | {"rope.dimension_count": toy.head_dim}
-
-
-def _llama_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
-    if not toy.experts:
-        weights = _qwen2_layer(toy, draw, layer)
-        for name in ("attn_output", "ffn_gate", "ffn_up", "ffn_down") if toy.all_biased else ():
-            rows = len(weights[f"{name}.weight"])
-            weights[f"{name}.bias"] = draw.vector(rows, spread=0.3)
-        return weights
-    own = {"ffn_norm.weight": draw.gain(toy.hidden), **_experts(toy, draw)}
-    return _attention(toy, draw) | own
 
 
 _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
@@ -443,14 +349,7 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "qwen35moe": _qwen35moe_keys,
     "qwen4exp": _qwen4exp_keys,
     "qwen3next": _hybrid_keys,
-    "ernie4_5": _dense_keys,
-    "hunyuan-dense": _dense_keys,
-    "llama": _llama_keys,
-    "mistral3": _dense_keys,
-    "qwen2": _dense_keys,
-    "qwen3": _dense_keys,
-    "qwen3vl": _qwen3vl_keys,
-    "smollm3": _dense_keys,
+    **toy_dense.KEYS,
     **toy_routers.KEYS,
     **toy_formulas.KEYS,
     **toy_recurrent.KEYS,
@@ -478,14 +377,7 @@ _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "qwen35moe": _hybrid_layer,
     "qwen4exp": _qwen4exp_layer,
     "qwen3next": _hybrid_layer,
-    "ernie4_5": _llama_layer,
-    "hunyuan-dense": _qwen3_layer,
-    "llama": _llama_layer,
-    "qwen2": _qwen2_layer,
-    "qwen3": _qwen3_layer,
-    "qwen3vl": _qwen3_layer,
-    "mistral3": _llama_layer,
-    "smollm3": _llama_layer,
+    **toy_dense.LAYERS,
     **toy_routers.LAYERS,
     **toy_formulas.LAYERS,
     **toy_recurrent.LAYERS,

@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tests.support.gguf_files import write_gguf
-from tests.support.toy_archs import Draw, ToyArch, Weights, toy_arch_metadata, toy_arch_weights
+from tests.support.toy_archs import ToyArch, toy_arch_metadata, toy_arch_weights
+from tests.support.toy_parts import Draw, Weights
 
 if TYPE_CHECKING:
     import numpy as np

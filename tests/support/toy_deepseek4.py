@@ -16,7 +16,8 @@ from tests.support.toy_latent import INDEX_DIM, INDEX_HEADS
 from tests.support.toy_model import byte_vocabulary
 
 if TYPE_CHECKING:
-    from tests.support.toy_archs import Draw, ToyArch
+    from tests.support.toy_archs import ToyArch
+    from tests.support.toy_parts import Draw
 
 OVERLAPPING = 4
 """Tokens of an entry that also holds those before it, and that an indexer chooses."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.support.gguf_files import write_gguf
-from tests.support.toy_archs import Draw, ToyArch, Weights, toy_arch_metadata
+from tests.support.toy_archs import ToyArch, toy_arch_metadata
+from tests.support.toy_parts import Draw, Weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

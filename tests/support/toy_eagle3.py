@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from tests.support.gguf_files import write_gguf
-from tests.support.toy_archs import Draw, ToyArch, Weights, toy_arch_metadata
+from tests.support.toy_archs import ToyArch, toy_arch_metadata
+from tests.support.toy_parts import Draw, Weights
 
 ARCH = "eagle3"
 GOLDEN_EAGLE3 = Path(__file__).parents[1] / "golden" / "eagle3.npz"

@@ -16,7 +16,8 @@ from tests.support.toy_routers import attention, feed_forward
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.toy_archs import Draw, ToyArch
+    from tests.support.toy_archs import ToyArch
+    from tests.support.toy_parts import Draw
 
     Weights = dict[str, np.ndarray]
 

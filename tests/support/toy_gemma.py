@@ -9,7 +9,8 @@ import numpy as np
 from tests.support.toy_model import byte_vocabulary
 
 if TYPE_CHECKING:
-    from tests.support.toy_archs import Draw, ToyArch
+    from tests.support.toy_archs import ToyArch
+    from tests.support.toy_parts import Draw
 
 Weights = dict[str, np.ndarray]
 

@@ -14,7 +14,8 @@ from tests.support.toy_latent import chooses, deepseek32_indexer, kimi_linear_ke
 from tests.support.toy_latent import kimi_linear_layer as mixer_and_experts
 
 if TYPE_CHECKING:
-    from tests.support.toy_archs import Draw, ToyArch
+    from tests.support.toy_archs import ToyArch
+    from tests.support.toy_parts import Draw
 
 STREAMS = 4
 """llama.cpp opens no other number."""

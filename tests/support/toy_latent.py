@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from tests.support.toy_archs import Draw, ToyArch
+    from tests.support.toy_archs import ToyArch
+    from tests.support.toy_parts import Draw
 
 SHARED_EXPERTS = 2
 INDEX_HEADS, INDEX_DIM = 16, 64

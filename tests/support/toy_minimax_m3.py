@@ -13,7 +13,8 @@ from tests.support.toy_routers import attention
 if TYPE_CHECKING:
     import numpy as np
 
-    from tests.support.toy_archs import Draw, ToyArch
+    from tests.support.toy_archs import ToyArch
+    from tests.support.toy_parts import Draw
 
 
 def minimax_m3_keys(toy: ToyArch) -> dict[str, Any]:

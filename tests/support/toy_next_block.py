@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from tests.support.known_files import write_known
 from tests.support.toy_archs import (
-    Draw,
     ToyArch,
-    Weights,
     toy_arch_metadata,
     toy_arch_weights,
     toy_layer,
     write_toy_arch,
 )
+from tests.support.toy_parts import Draw, Weights
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,7 +12,8 @@ import numpy as np
 from tests.support.toy_gemma import NO_EXPERTS
 
 if TYPE_CHECKING:
-    from tests.support.toy_archs import Draw, ToyArch
+    from tests.support.toy_archs import ToyArch
+    from tests.support.toy_parts import Draw
 
 
 def lfm2moe_keys(toy: ToyArch) -> dict[str, Any]:

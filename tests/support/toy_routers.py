@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.support import toy_parts
 from tests.support.toy_gemma import NO_EXPERTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.toy_archs import Draw, ToyArch
+    from tests.support.toy_archs import ToyArch
+    from tests.support.toy_parts import Draw
 
     Weights = dict[str, np.ndarray]
 
@@ -24,13 +26,7 @@ _SHARED_COUNT = 2
 def attention(toy: ToyArch, draw: Draw, norm: str = "") -> Weights:
     """Return grouped-query attention. norm: "head" for norms of each head, "wide" for norms over all heads."""
     q_size, kv_size = toy.heads * toy.head_dim, toy.kv_heads * toy.head_dim
-    weights = {
-        "attn_norm.weight": draw.gain(toy.hidden),
-        "attn_q.weight": draw.matrix(q_size, toy.hidden),
-        "attn_k.weight": draw.matrix(kv_size, toy.hidden),
-        "attn_v.weight": draw.matrix(kv_size, toy.hidden),
-        "attn_output.weight": draw.matrix(toy.hidden, q_size),
-    }
+    weights = toy_parts.attention(toy, draw)
     if norm:
         sizes = (q_size, kv_size) if norm == "wide" else (toy.head_dim, toy.head_dim)
         weights["attn_q_norm.weight"] = draw.gain(sizes[0])
@@ -38,30 +34,17 @@ def attention(toy: ToyArch, draw: Draw, norm: str = "") -> Weights:
     return weights
 
 
-def _dense(toy: ToyArch, draw: Draw, width: int, suffix: str) -> Weights:
-    return {
-        f"ffn_gate{suffix}.weight": draw.matrix(width, toy.hidden),
-        f"ffn_up{suffix}.weight": draw.matrix(width, toy.hidden),
-        f"ffn_down{suffix}.weight": draw.matrix(toy.hidden, width),
-    }
-
-
 def feed_forward(
     toy: ToyArch, draw: Draw, layer: int, *, dense: int = 0, shared: int = 0, biased: bool = False
 ) -> Weights:
     """Return a dense layer at first, then routed experts. dense, shared: widths, 0 for none."""
     if dense and layer < toy.dense:
-        return _dense(toy, draw, dense, "")
-    weights = {
-        "ffn_gate_inp.weight": draw.matrix(toy.experts, toy.hidden, gain=2.0),
-        "ffn_gate_exps.weight": draw.matrix(toy.experts, toy.intermediate, toy.hidden),
-        "ffn_up_exps.weight": draw.matrix(toy.experts, toy.intermediate, toy.hidden),
-        "ffn_down_exps.weight": draw.matrix(toy.experts, toy.hidden, toy.intermediate),
-    }
+        return toy_parts.dense(toy, draw, dense, "")
+    weights = toy_parts.experts(toy, draw)
     if biased:
         weights["exp_probs_b.bias"] = draw.vector(toy.experts, spread=0.2)
     if shared:
-        weights |= _dense(toy, draw, shared, "_shexp")
+        weights |= toy_parts.dense(toy, draw, shared, "_shexp")
     return weights
 
 
@@ -162,7 +145,7 @@ def _granite_keys(toy: ToyArch) -> dict[str, Any]:
 def _granite_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     weights = {**attention(toy, draw), "ffn_norm.weight": draw.gain(toy.hidden)}
     if not toy.experts:
-        return weights | _dense(toy, draw, toy.shared, "")
+        return weights | toy_parts.dense(toy, draw, toy.shared, "")
     return {
         **weights,
         **feed_forward(toy, draw, layer, shared=toy.shared),
@@ -318,7 +301,7 @@ def _llama4_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     """So many dense layers before each routed one."""
     weights = {**attention(toy, draw), "ffn_norm.weight": draw.gain(toy.hidden)}
     if (layer + 1) % (toy.dense + 1):
-        return weights | _dense(toy, draw, 2 * toy.shared, "")
+        return weights | toy_parts.dense(toy, draw, 2 * toy.shared, "")
     return weights | feed_forward(toy, draw, layer, shared=toy.intermediate)
 
 

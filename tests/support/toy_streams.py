@@ -14,7 +14,8 @@ from tests.support.gguf_files import GGUFValue
 from tests.support.toy_model import byte_vocabulary
 
 if TYPE_CHECKING:
-    from tests.support.toy_archs import Draw, ToyArch
+    from tests.support.toy_archs import ToyArch
+    from tests.support.toy_parts import Draw
 
 LEAST_ROWS = 60
 """Rows that the first head of n-grams chooses among, at least: a prime number of them, and the next primes for the next heads."""

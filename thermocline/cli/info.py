@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
     from thermocline.kernels.cache_format import HeadShape
     from thermocline.modelfile.reader import ModelFile
+    from thermocline.models.attention_specs import EntriesSpec
     from thermocline.models.footprint import Footprint
     from thermocline.models.sizes import ModelSizes
-    from thermocline.models.spec import EntriesSpec, ModelSpec
+    from thermocline.models.spec import ModelSpec
 
 # Of the request whose cache is priced, unless the model takes fewer.
 _CACHED_TOKENS: Final = 32768

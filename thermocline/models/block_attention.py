@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from thermocline.kernels.whole_layer import BlockIndexer
+from thermocline.models.attention_specs import IndexerSpec
 from thermocline.models.choosing import (
     ALL_CHOSEN,
     WORD,
@@ -26,7 +27,7 @@ from thermocline.models.choosing import (
     with_choosing_layers,
     words_of,
 )
-from thermocline.models.spec import IndexerSpec, LayerKind
+from thermocline.models.spec import LayerKind
 from thermocline.models.streams import sum_in_order
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 from thermocline.kernels.compressed_weights import CompressedWeights, Compressor, EntryIndexer
 from thermocline.kernels.entries import entry_shape
 from thermocline.kernels.whole_layer import LowRank
+from thermocline.models.attention_specs import CHOSEN_RATIO, EntriesSpec
 from thermocline.models.rope import RopeRule, Yarn
-from thermocline.models.spec import CHOSEN_RATIO, EntriesSpec, LayerKind
+from thermocline.models.spec import LayerKind
 
 if TYPE_CHECKING:
     from thermocline.models.metadata import SpecReader

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thermocline.errors import UnsupportedModelError
-from thermocline.models.spec import NO_EXPERTS, ModelSpec
+from thermocline.models.router_rule import NO_EXPERTS
+from thermocline.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from thermocline.kernels.contract import Kernels

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from thermocline.modelfile.layout import TensorInfo
-    from thermocline.models.spec import RouterRule
+    from thermocline.models.router_rule import RouterRule
 
 _BLOCK: Final = re.compile(r"blk\.(\d+)\.")
 _ROUTED: Final = re.compile(r"blk\.(\d+)\.ffn_(?:gate|up|down|gate_up)_exps\.(weight|bias)$")

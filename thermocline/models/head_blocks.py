@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from thermocline.kernels.whole_layer import HeadIndexer
+from thermocline.models.attention_specs import IndexerSpec
 from thermocline.models.choosing import (
     ALL_CHOSEN,
     WORD,
@@ -23,7 +24,6 @@ from thermocline.models.choosing import (
     with_choosing_layers,
     words_of,
 )
-from thermocline.models.spec import IndexerSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

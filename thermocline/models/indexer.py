@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from thermocline.kernels.whole_layer import Indexer, KeyPool
+from thermocline.models.attention_specs import IndexerSpec
 from thermocline.models.choosing import most_read_of, with_choosing_layers
 from thermocline.models.latent import latent_rope, read_latent_attention, with_latent
 from thermocline.models.mixed_layers import mixed_layer, mixed_spec
-from thermocline.models.spec import IndexerSpec, LayerKind
+from thermocline.models.spec import LayerKind
 
 if TYPE_CHECKING:
     from thermocline.kernels.dense_contract import Gating

@@ -17,9 +17,9 @@ from thermocline.kernels.reference import decode_blocks
 from thermocline.kernels.weight import HeadMatrices, WeightStack
 from thermocline.kernels.whole_layer import LatentWeights, LowRank
 from thermocline.modelfile.formats import FORMATS_BY_NAME
+from thermocline.models.attention_specs import LatentSpec
 from thermocline.models.blocks import read_mixer_norm
 from thermocline.models.rope import RopeRule, Yarn
-from thermocline.models.spec import LatentSpec
 
 if TYPE_CHECKING:
     from thermocline.kernels.weight import ByteArray

@@ -11,19 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.kernels.dense_contract import Gating
 from thermocline.messages import Pooling
 from thermocline.modelfile.cursor import quoted
 from thermocline.modelfile.layout import without_padding
+from thermocline.models.key_reader import KeyReader
 from thermocline.models.rope import LinearScaling, RopeScaling, Yarn
-from thermocline.models.spec import NO_EXPERTS, ModelSpec, RouterRule
+from thermocline.models.router_rule import NO_EXPERTS, RouterRule
+from thermocline.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from thermocline.kernels.delta_contract import DeltaShape
-    from thermocline.modelfile.layout import TensorInfo
     from thermocline.modelfile.reader import ModelFile
 
 RERANKING_HEAD: Final = "cls.output.weight"
@@ -31,56 +29,18 @@ RERANKING_HEAD: Final = "cls.output.weight"
 _RERANKERS: Final = ("qwen3",)
 _WITH_MULTIPLIER: Final = ("mistral3",)
 _PAIRS: Final = "tokenizer.chat_template.rerank"
-_FIX = "convert or download the model again"
-# Far above any published model: a larger value means that the file is damaged.
-_MAX_SIZE = 1 << 24
 # Experts are sorted as 16-bit numbers.
 _MAX_EXPERTS: Final = 1 << 16
 
 
-class SpecReader:
-    """Typed reads of `{architecture}.*` keys of one file."""
+class SpecReader(KeyReader):
+    """Reads a model's dimensions, checked."""
 
     def __init__(self, file: ModelFile, *, is_latent: bool = False, uneven: bool = False) -> None:
         """is_latent: its attention is, whose keys mean otherwise. uneven: a value may have other than a key's numbers."""
-        self._file = file
+        super().__init__(file)
         self._is_latent = is_latent
         self._uneven = uneven
-        self._metadata = file.metadata
-        self._prefix = f"{file.architecture}."
-
-    def size(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """Return a count of at least 1; the default, if given, where the key is missing."""
-        return self._count(key, default, least=least)
-
-    def sizes(self, key: str, num_layers: int, *, least: int = 1) -> tuple[int, ...]:
-        """Return a count of at least 1 for each layer; the file may have one for all."""
-        name = self._prefix + key
-        if self._metadata.is_array(name):
-            values = self._metadata.get_ints(name)[:num_layers]
-        else:
-            values = (self._metadata.get_int(name),) * num_layers
-        if len(values) != num_layers or not all(least <= value <= _MAX_SIZE for value in values):
-            raise self._bad(
-                f"{name} must be a number of {least}..{_MAX_SIZE}, or one for each layer"
-            )
-        return values
-
-    def integers(self, key: str, length: int, *, least: int = 0) -> tuple[int, ...]:
-        """Return the first so many whole numbers of an array, which may be of any size."""
-        values = self._metadata.get_ints(self._prefix + key)[:length]
-        if len(values) < length or min(values, default=0) < least:
-            raise self.bad(key, f"must have {length} entries, each at least {least}")
-        return values
-
-    def same_size(self, key: str, num_layers: int, default: int) -> int:
-        """Return a count of at least 1 that all layers have in common."""
-        if self._prefix + key not in self._metadata:
-            return default
-        values = set(self.sizes(key, num_layers))
-        if len(values) > 1:
-            raise self._unsupported(f"{self._prefix}{key} that differs by layer: {sorted(values)}")
-        return values.pop()
 
     def attention_heads(self, key: str, num_layers: int) -> tuple[tuple[int, ...], int]:
         """Return a count for each layer, 0 for those that do not attend, and the count that the others have in common."""
@@ -91,13 +51,6 @@ class SpecReader:
         if len(found) > 1:
             raise self._unsupported(f"{self._prefix}{key} that differs by layer: {sorted(found)}")
         return counts, found.pop()
-
-    def flag(self, key: str, default: bool | None = None) -> bool:
-        """Return a boolean; the default, if given, where the key is missing."""
-        name = self._prefix + key
-        if default is not None and name not in self._metadata:
-            return default
-        return self._metadata.get_bool(name)
 
     def gating(self, default: Gating | None = None) -> Gating:
         """Return how router logits become scores; the default, if given, where the key is missing."""
@@ -126,27 +79,10 @@ class SpecReader:
             return tuple(period < 1 or (n + 1) % period != 0 for n in range(num_layers))
         return tuple(period > 0 and index % period != 0 for index in range(num_layers))
 
-    def required_flags(self, key: str, num_layers: int) -> tuple[bool, ...]:
-        """Return a boolean for each layer."""
-        flags = self.layer_flags(key, num_layers)
-        if len(flags) != num_layers:
-            raise self._bad(f"{self._prefix}{key} must have a boolean for each layer")
-        return flags
-
     def refuse_rope_scaling(self) -> None:
         """Refuse scaled rotary embedding, for an architecture without it."""
         if self.rope_scaling() is not None:
             raise self._unsupported(f"{self._prefix}rope.scaling.factor, or another scaling")
-
-    def layer_flags(self, key: str, num_layers: int) -> tuple[bool, ...]:
-        """Return a boolean for each layer; () where the key holds no array."""
-        name = self._prefix + key
-        if not self._metadata.is_array(name):
-            return ()
-        found = self._metadata.get_bools(name)
-        if len(found) < num_layers:
-            raise self._bad(f"{name} has {len(found)} entries for {num_layers} layers")
-        return found[:num_layers]
 
     def rope_scaling(self) -> RopeScaling | None:
         """Return how rotary embedding is scaled for longer contexts; None where it is not.
@@ -185,10 +121,6 @@ class SpecReader:
             beta_slow=self.positive_float("rope.scaling.yarn_beta_slow", default=1.0),
             magnitude=magnitude,
         )
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """Return a count of at least 0; the default, if given, where the key is missing."""
-        return self._count(key, default, least=0)
 
     def decoder_layers(self, num_blocks: int) -> tuple[int, int]:
         """Return how many blocks are layers, and how many at the end predict further tokens.
@@ -238,39 +170,6 @@ class SpecReader:
                 f"{self._prefix}ssm.conv_kernel is {shape.conv_width}; it must be at least 2"
             )
 
-    def positive_float(
-        self, key: str, default: float | None = None, zero: float | None = None
-    ) -> float:
-        """Return a finite number above zero. zero: what 0 stands for, where it is allowed."""
-        name = self._prefix + key
-        metadata = self._metadata
-        value = metadata.get_float(name) if default is None else metadata.get_float(name, default)
-        if value == 0 and zero is not None:
-            return zero
-        if not (math.isfinite(value) and value > 0):
-            raise self._bad(f"{name} is {value}; it must be a positive number")
-        return value
-
-    def require_equal(self, key: str, expected: int) -> None:
-        """Refuse the file if the key is there and differs from what this architecture supports."""
-        value = self._metadata.get_int(self._prefix + key, default=expected)
-        if value != expected:
-            raise self._unsupported(f"{self._prefix}{key} = {value} (only {expected} is supported)")
-
-    def bad(self, key: str, what: str) -> ModelFileError:
-        """Return the error of a key whose value does not go with others. what: a sentence about it without its subject."""
-        return self._bad(f"{self._prefix}{key} {what}")
-
-    def unsupported(self, what: str) -> UnsupportedModelError:
-        """Return the error of something that is not supported. what: its key and value, or words for it."""
-        return self._unsupported(f"{self._prefix}{what}")
-
-    def require_alike(self, fix: str, *keys: str) -> None:
-        """Refuse the file if one of these keys has a number for each layer. fix: what can be done."""
-        for name in (self._prefix + key for key in keys):
-            if self._metadata.is_array(name):
-                raise self._unsupported(f"{name} of each layer's own", fix)
-
     def leading_dense(self, num_layers: int, default: int | None = None) -> int:
         """Return how many first layers have no routed experts: fewer than all."""
         num_dense = self.count("leading_dense_block_count", default)
@@ -296,21 +195,6 @@ class SpecReader:
         if self._prefix + "expert_feed_forward_length" in self._metadata:
             return self.size("expert_feed_forward_length")
         return self.size("feed_forward_length") // num_experts_used
-
-    def refuse(self, *keys: str) -> None:
-        """Refuse the file if it has one of these keys: they would change the result."""
-        for name in (self._prefix + key for key in keys):
-            if name in self._metadata:
-                raise self._unsupported(name)
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """The file's tensors by name."""
-        return self._file.tensors
-
-    def has(self, key: str) -> bool:
-        """Whether the file states this key."""
-        return self._prefix + key in self._metadata
 
     def refuse_expert_scale(self) -> None:
         """Refuse a factor on routing weights other than 0 and 1, for an architecture without one."""
@@ -478,22 +362,3 @@ class SpecReader:
             fix = f"convert the model again with a current converter, which writes {_PAIRS}"
             raise self._unsupported(f"{what}, without the form of a pair", fix)
         return head.shape[0]
-
-    def _count(self, key: str, default: int | None, *, least: int) -> int:
-        name = self._prefix + key
-        metadata = self._metadata
-        value = metadata.get_int(name) if default is None else metadata.get_int(name, default)
-        if not least <= value <= _MAX_SIZE:
-            raise self._bad(f"{name} is {value}; it must lie in {least}..{_MAX_SIZE}")
-        return value
-
-    def _bad(self, what: str) -> ModelFileError:
-        return ModelFileError(self._file.path, what, fix=_FIX)
-
-    def _unsupported(self, what: str, fix: str = "use a file without it") -> UnsupportedModelError:
-        return UnsupportedModelError(
-            self._file.path,
-            f"the {self._file.architecture} model needs something that is not supported",
-            unsupported=(what,),
-            fix=fix,
-        )

@@ -18,6 +18,7 @@ from thermocline.kernels.whole_layer import (
     RecurrentWeights,
     SharedExpert,
 )
+from thermocline.models.attention_specs import WindowSpec
 from thermocline.models.blocks import (
     plain_rope,
     read_attention,
@@ -29,7 +30,7 @@ from thermocline.models.decoder import DecoderLayer
 from thermocline.models.feed_forwards import with_dense_layers
 from thermocline.models.metadata import SpecReader
 from thermocline.models.rope import RopeRule
-from thermocline.models.spec import LayerKind, WindowSpec
+from thermocline.models.spec import LayerKind
 
 if TYPE_CHECKING:
     from thermocline.kernels.compressed_weights import CompressedWeights

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.weight import FloatArray, IntArray, Weight
     from thermocline.kernels.whole_layer import BalancedMixer, StreamMixer
     from thermocline.messages import LayerEnding, Routing
-    from thermocline.models.spec import RouterRule
+    from thermocline.models.router_rule import RouterRule
 
 # The sum of the chosen weights is not allowed below the smallest normal half, as in llama.cpp.
 _MIN_WEIGHT_SUM = 6.103515625e-5

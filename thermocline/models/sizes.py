@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from thermocline.kernels.cache_format import CacheType
     from thermocline.modelfile.layout import TensorInfo
+    from thermocline.models.attention_specs import WindowSpec
     from thermocline.models.device.part import DevicePart
-    from thermocline.models.spec import ModelSpec, WindowSpec
+    from thermocline.models.spec import ModelSpec
 
 _LAYER: Final = re.compile(r"blk\.(\d+)\.")
 _EXPERTS: Final = ("_exps.weight", "_exps.bias")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from thermocline.kernels.whole_layer import OnRouted
     from thermocline.messages import Chunk, FloatArray, Hidden, IntArray, LayerIndex
-    from thermocline.models.spec import RouterRule
+    from thermocline.models.router_rule import RouterRule
     from thermocline.prefetch.governor import PrefetchGovernor
 
 _NONE = np.empty(0, np.int32)

@@ -10,7 +10,7 @@ from thermocline.modelfile.formats import FORMATS_BY_NAME
 from thermocline.modelfile.layout import TensorInfo
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.footprint import FormatShare, Role, measure_footprint, tensor_role
-from thermocline.models.spec import RouterRule
+from thermocline.models.router_rule import RouterRule
 
 ROUTER = RouterRule(num_experts=8, num_experts_used=2, normalize_top_k=True)
 

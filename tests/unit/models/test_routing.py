@@ -10,8 +10,8 @@ from thermocline.kernels.reference import ReferenceKernels
 from thermocline.messages import Routing
 from thermocline.models.layers import RotaryTable
 from thermocline.models.rope import RopeRule
+from thermocline.models.router_rule import RouterRule
 from thermocline.models.routing import routing_rule
-from thermocline.models.spec import RouterRule
 
 
 def route(dense, logits, rule):

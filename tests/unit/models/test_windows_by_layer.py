@@ -14,9 +14,10 @@ from thermocline.kernels.dense_contract import Temperature
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kernels.whole_layer import HandedOn
 from thermocline.modelfile.reader import open_model_file
+from thermocline.models.attention_specs import WindowSpec
 from thermocline.models.registry import open_model, open_next_block
 from thermocline.models.rope import RopeRule, Yarn
-from thermocline.models.spec import LayerKind, WindowSpec
+from thermocline.models.spec import LayerKind
 
 
 def opened(path):

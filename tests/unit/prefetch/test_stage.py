@@ -18,7 +18,7 @@ from thermocline.messages import (
     Segment,
     SegmentKind,
 )
-from thermocline.models.spec import RouterRule
+from thermocline.models.router_rule import RouterRule
 from thermocline.stages.prefetch import PrefetchStage
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from thermocline.models.spec import ModelSpec, RouterRule
+from thermocline.models.router_rule import RouterRule
+from thermocline.models.spec import ModelSpec
 from thermocline.remote.holdings import held_fingerprint
 
 SPEC = ModelSpec(

@@ -13,7 +13,8 @@ from thermocline.models.mixed_layers import mixed_layer, mixed_spec
 if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.decoder import DecoderLayer
-    from thermocline.models.spec import ModelSpec, RouterRule
+    from thermocline.models.router_rule import RouterRule
+    from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import WeightMap
 
 # The first files of GLM-4.7-Flash name no gating function, and their scores are sigmoids.

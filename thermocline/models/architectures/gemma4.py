@@ -21,12 +21,13 @@ from thermocline.kernels.whole_layer import (
     MoeWeights,
     SharedExpert,
 )
+from thermocline.models.attention_specs import WindowSpec
 from thermocline.models.blocks import read_attention, read_head_norm, read_query_norm
 from thermocline.models.decoder import DecoderLayer
 from thermocline.models.metadata import SpecReader
 from thermocline.models.rope import RopeRule
 from thermocline.models.routing import routing_rule
-from thermocline.models.spec import LayerKind, ModelSpec, WindowSpec
+from thermocline.models.spec import LayerKind, ModelSpec
 
 if TYPE_CHECKING:
     from thermocline.kernels.weight import FloatArray

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from thermocline.kernels.dense_contract import Gating
 from thermocline.kernels.weight import ExpertActivation
 from thermocline.kernels.whole_layer import LayerParts
+from thermocline.models.attention_specs import WindowSpec
 from thermocline.models.blocks import plain_rope, read_attention, read_routed
 from thermocline.models.decoder import DecoderLayer
 from thermocline.models.metadata import SpecReader
 from thermocline.models.rope import RopeRule, Yarn
-from thermocline.models.spec import LayerKind, ModelSpec, WindowSpec
+from thermocline.models.spec import LayerKind, ModelSpec
 
 if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile

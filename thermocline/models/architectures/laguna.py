@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from thermocline.kernels.dense_contract import Activation, Gating
 from thermocline.kernels.whole_layer import AttentionWeights, LayerParts, OutputGate, SharedExpert
+from thermocline.models.attention_specs import WindowSpec
 from thermocline.models.blocks import read_attention, read_head_norm, read_routed, read_shared
 from thermocline.models.decoder import DecoderLayer
 from thermocline.models.feed_forwards import with_dense_layers
 from thermocline.models.metadata import SpecReader
 from thermocline.models.rope import RopeRule
-from thermocline.models.spec import LayerKind, ModelSpec, WindowSpec
+from thermocline.models.spec import LayerKind, ModelSpec
 
 if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile

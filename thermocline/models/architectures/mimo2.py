@@ -9,11 +9,12 @@ import numpy as np
 
 from thermocline.kernels.cache_format import HeadShape
 from thermocline.kernels.dense_contract import Gating
+from thermocline.models.attention_specs import WindowSpec
 from thermocline.models.blocks import plain_rope, read_attention
 from thermocline.models.metadata import SpecReader
 from thermocline.models.mixed_layers import mixed_layer, mixed_spec, near_or_far
 from thermocline.models.rope import RopeRule
-from thermocline.models.spec import LayerKind, WindowSpec
+from thermocline.models.spec import LayerKind
 
 if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile

@@ -14,10 +14,12 @@ from thermocline.experts.placement.constraints import PlacementConstraints
 from thermocline.experts.placement.planner import DeviceMemory, make_plan
 from thermocline.kernels.cache_format import CacheType, HeadShape
 from thermocline.kv.cache import KVCacheSpec
+from thermocline.models.attention_specs import WindowSpec
 from thermocline.models.device.sizes import measure_device_sizes
 from thermocline.models.rope import RopeRule
+from thermocline.models.router_rule import RouterRule
 from thermocline.models.sizes import LayerSizes, ModelSizes, measure_sizes
-from thermocline.models.spec import LayerKind, ModelSpec, RouterRule, WindowSpec
+from thermocline.models.spec import LayerKind, ModelSpec
 
 GIB = 1 << 30
 MIB = 1 << 20

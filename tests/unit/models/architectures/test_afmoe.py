@@ -10,9 +10,9 @@ from thermocline.errors import ModelFileError
 from thermocline.kernels.dense_contract import Activation, Gating
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.modelfile.reader import open_model_file
+from thermocline.models.attention_specs import WindowSpec
 from thermocline.models.registry import open_model
 from thermocline.models.rope import RopeRule, Yarn
-from thermocline.models.spec import WindowSpec
 
 TOY = ToyArch("afmoe", layers=5, window=16)
 

@@ -19,10 +19,10 @@ from thermocline.kernels.reference import ReferenceKernels, decode_blocks
 from thermocline.kernels.whole_layer import LatentWeights
 from thermocline.kv.pool import KVPool
 from thermocline.modelfile.reader import open_model_file
+from thermocline.models.attention_specs import LatentSpec
 from thermocline.models.registry import open_model, read_spec
 from thermocline.models.rope import Yarn
 from thermocline.models.sizes import measure_sizes
-from thermocline.models.spec import LatentSpec
 
 LITE, V3, FLASH, OLD, LARGE = (
     ToyArch("deepseek2", **LATENT_OPTIONS[name])

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tests.support.toy_archs import (
-    Draw,
     ToyArch,
     toy_arch_metadata,
     toy_arch_weights,
     toy_layer,
     write_toy_arch,
 )
+from tests.support.toy_parts import Draw
 from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.kernels.cache_format import CacheType, HeadShape
 from thermocline.kernels.reference import ReferenceKernels
