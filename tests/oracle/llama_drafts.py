@@ -102,6 +102,15 @@ class LlamaDrafter(LlamaModel):
         """Forget what the block has seen."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._drafts), True)
 
+    def run_block(
+        self, place: int, token_ids: Sequence[int], before: np.ndarray, start: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Do as `draft` does with the block of a place; what stands at `start` and behind it is forgotten first."""
+        memory = llama_cpp.llama_get_memory(self._drafts)
+        llama_cpp.llama_memory_seq_rm(memory, 0, start, -1)
+        llama_cpp_ext.llama_set_nextn_layer_offset(self._drafts, place)
+        return self.draft(token_ids, before, start)
+
     def draft(
         self, token_ids: Sequence[int], before: np.ndarray, start: int
     ) -> tuple[np.ndarray, np.ndarray]:

@@ -12,13 +12,12 @@ import numpy as np
 
 from tests.oracle.llama_drafts import LlamaDrafter
 from tests.support.toy_next_block import (
-    BLOCK_TOKENS,
-    CHAINED_TOKENS,
     DRAFTING_CASES,
     DRAFTING_TOYS,
     GOLDEN_BLOCKS,
-    GOLDEN_ROWS,
+    SEVERAL,
     case_name,
+    chained_logits,
     states_before,
     write_drafting_toy,
 )
@@ -32,12 +31,9 @@ def main() -> None:
             toy = DRAFTING_TOYS[name]
             path = write_drafting_toy(Path(folder) / "model.gguf", toy, own_ends=own_ends)
             with LlamaDrafter(path) as llama:
-                logits, states = llama.draft(BLOCK_TOKENS, states_before(toy), 0)
-                rows = [logits[list(GOLDEN_ROWS)]]
-                for position, token in enumerate(CHAINED_TOKENS, len(BLOCK_TOKENS)):
-                    logits, states = llama.draft([token], states[-1:], position)
-                    rows.append(logits)
-            found[case_name(name, own_ends)] = np.concatenate(rows)
+                found[case_name(name, own_ends)] = chained_logits(
+                    llama.run_block, SEVERAL.get(toy.arch, 1), states_before(toy)
+                )
     np.savez_compressed(GOLDEN_BLOCKS, **found)
 
 

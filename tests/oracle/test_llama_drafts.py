@@ -11,43 +11,47 @@ import pytest
 pytest.importorskip("llama_cpp")
 
 from tests.oracle.llama_drafts import LlamaDrafter
-from tests.support.block_runs import block_logits, trunk_states
+from tests.support.block_runs import BlockRuns, trunk_states
 from tests.support.compare import assert_within
 from tests.support.oracle_cases import prompt_ids
 from tests.support.toy_next_block import (
     DRAFTING_CASES,
     DRAFTING_TOYS,
     case_name,
+    chained_logits,
     write_drafting_toy,
 )
+from thermocline.kernels.cpu import NativeKernels
+from thermocline.modelfile.reader import open_model_file
 
 pytestmark = pytest.mark.oracle
 
-NUM_TOKENS, NUM_CHAINED = 40, 4
+NUM_TOKENS = 40
+CHAIN = (65, 7, 200, 31)
 CASES = pytest.mark.parametrize(
     ("name", "own_ends"), DRAFTING_CASES, ids=[case_name(*case) for case in DRAFTING_CASES]
 )
 
 
 def compare(path) -> None:
-    """Fail unless both give the same logits: of a prompt, and of a chain of each step's best token.
+    """Fail unless both give the same logits: of a prompt, and of a draft behind it.
 
     llama.cpp gets its own trunk's states and we get ours, which must agree, too.
     """
     ids = prompt_ids(NUM_TOKENS)
+
+    def logits(run, num_blocks, states):
+        before = np.concatenate((np.zeros_like(states[:1]), states[:-1]))
+        return chained_logits(run, num_blocks, before, ids, CHAIN, range(NUM_TOKENS))
+
+    with open_model_file(path) as file:
+        ours = BlockRuns(file, NativeKernels(threads=1))
+        count, states = len(ours.blocks), trunk_states(path, ids)
+        found = logits(ours.run_block, count, states)
     with LlamaDrafter(path) as llama:
         theirs = llama.states(ids)
-        assert_within(trunk_states(path, ids), theirs, "llama.cpp/F32")
-        before = np.concatenate((np.zeros_like(theirs[:1]), theirs[:-1]))
-        expected, states = llama.draft(ids, before, 0)
-        chain, rows = [], [expected]
-        for position in range(NUM_TOKENS, NUM_TOKENS + NUM_CHAINED):
-            chain.append(int(rows[-1][-1].argmax()))
-            logits, states = llama.draft(chain[-1:], states[-1:], position)
-            rows.append(logits)
-    ours = block_logits(path, ids, chain)
-    assert_within(ours[:NUM_TOKENS], expected, "llama.cpp/F32")
-    assert_within(ours[NUM_TOKENS:], np.concatenate(rows[1:]), "llama.cpp/F32")
+        assert_within(states, theirs, "llama.cpp/F32")
+        assert_within(found, logits(llama.run_block, count, theirs), "llama.cpp/F32")
 
 
 @CASES

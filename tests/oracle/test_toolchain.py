@@ -195,9 +195,8 @@ async def test_a_split_model_may_stay_split(workshop, tmp_path):
     assert np.array_equal(*logits)
 
 
-# Files of Step and MiMo have several blocks, which nobody drafts with, and llama.cpp has no graph of GLM-5.3-Flash's.
-NOT_DRAFTING = ("glm5_next", "mimo2", "step35")
-WITH_BLOCK = [c for c in OTHER_CASES if c.tiny.extra_block and c.tiny.arch not in NOT_DRAFTING]
+# llama.cpp has no graph of GLM-5.3-Flash's.
+WITH_BLOCK = [c for c in OTHER_CASES if c.tiny.extra_block and c.tiny.arch != "glm5_next"]
 
 
 @pytest.mark.parametrize("case", WITH_BLOCK, ids=str)

@@ -1,4 +1,4 @@
-"""Runs a file's trunk, and its block that guesses further tokens, with plain kernels and nothing of the engine."""
+"""Runs a file's trunk, and its blocks that guess further tokens, with plain kernels and nothing of the engine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from thermocline.messages import LayerIndex, SegmentKind
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.layers import compute_layer
 from thermocline.models.lone_sequence import lone_cache, lone_chunk
-from thermocline.models.registry import open_model, open_next_block
+from thermocline.models.registry import open_model, open_next_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from thermocline.kernels.contract import Kernels
     from thermocline.messages import Chunk, IntArray
+    from thermocline.modelfile.reader import ModelFile
 
 _BLOCK_TOKENS = 16
 _NUM_BLOCKS = 8
@@ -44,7 +46,7 @@ def chunk_of(
 
 
 def trunk_states(path: Path, token_ids: Sequence[int]) -> np.ndarray:
-    """Return what is behind the model's last norm after each token: float32 [tokens, D]."""
+    """Return the states after each token that the file's blocks take, float32 [tokens, D]: behind the last norm, or before."""
     with open_model_file(path) as file:
         kernels = NativeKernels(threads=1)
         model = open_model(file, kernels)
@@ -53,23 +55,24 @@ def trunk_states(path: Path, token_ids: Sequence[int]) -> np.ndarray:
         x = model.embed(chunk.token_ids)
         for layer in range(model.spec.num_layers):
             x = compute_layer(kernels, model, LayerIndex(layer), chunk, x, cache)
-        return model.final_norm(x)
+        return x if model.spec.next_blocks_raw else model.final_norm(x)
 
 
-def block_logits(path: Path, token_ids: Sequence[int], chain: Sequence[int]) -> np.ndarray:
-    """Return the block's logits after each token of a prompt, and of a chain behind it: float32 [tokens, V]."""
-    states = trunk_states(path, token_ids)
-    before = np.concatenate((np.zeros_like(states[:1]), states[:-1]))
-    with open_model_file(path) as file:
-        block = open_next_block(file, NativeKernels(threads=1))
-        shape = block.spec.next_block_shape
-        cache = KVPool([shape], _NUM_BLOCKS, _BLOCK_TOKENS, CacheType.F32)
-        own = block.states(chunk_of(token_ids, 0, SegmentKind.PROMPT), before, cache)
-        found = [block.logits(own)]
-        for position, token in enumerate(chain, len(token_ids)):
-            own = block.states(chunk_of([token], position, SegmentKind.DECODE), own[-1:], cache)
-            found.append(block.logits(own))
-        return np.concatenate(found)
+class BlockRuns:
+    """A file's blocks with a cache."""
+
+    def __init__(self, file: ModelFile, kernels: Kernels) -> None:
+        self.blocks = open_next_blocks(file, kernels)
+        shapes = self.blocks[0].spec.next_block_shapes
+        self.cache = KVPool(shapes, _NUM_BLOCKS, _BLOCK_TOKENS, CacheType.F32)
+
+    def run_block(
+        self, place: int, token_ids: Sequence[int], before: np.ndarray, start: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the logits of a block after tokens at positions from `start` on, and its states. The first are a prompt."""
+        block, kind = self.blocks[place], SegmentKind.DECODE if start else SegmentKind.PROMPT
+        states = block.states(chunk_of(token_ids, start, kind), before, self.cache)
+        return block.logits(states), states
 
 
 def states_in_chunks(

@@ -74,7 +74,10 @@ class DraftingCost:
         from thermocline.units import format_bytes
 
         found = []
-        for each, what in ((self.block, "the block that drafts"), (self.file, "the draft model")):
+        for each, what in (
+            (self.block, "drafting by the file's own blocks"),
+            (self.file, "the draft model"),
+        ):
             if each is not None:
                 weights, cache = format_bytes(each.weight_bytes), format_bytes(each.cache_bytes)
                 context = f"{cache} for" if each.cache_bytes else "nothing more for"

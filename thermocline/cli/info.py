@@ -137,12 +137,12 @@ def inspect(file: ModelFile) -> ModelFacts:
 
 def _why_no_drafts(file: ModelFile, spec: ModelSpec) -> str:
     from thermocline.kernels.reference import ReferenceKernels
-    from thermocline.models.registry import open_next_block
+    from thermocline.models.registry import open_next_blocks
 
     if not spec.num_predict_layers:
         return ""
     try:
-        open_next_block(file, ReferenceKernels())
+        open_next_blocks(file, ReferenceKernels())
     except UnsupportedModelError as error:
         return f"{error.what}: {', '.join(error.unsupported)}"
     except ModelFileError as error:

@@ -76,7 +76,7 @@ def _names_of(file: ModelFile) -> tuple[str, ...]:
 def _small_model(context: BuildContext, file: ModelFile) -> Drafter:
     cache = context.devices.cache
     return NextTokenDrafter(
-        DraftModel(file, context.file, context.kernels),
+        [DraftModel(file, context.file, context.kernels)],
         context.model.final_norm,
         cache.type,
         cache.num_blocks,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
+import numpy as np
+
 from thermocline.engine.draft_file import FILE_DRAFTERS, open_file_drafters
 from thermocline.errors import ConfigError, ModelError
-from thermocline.models.registry import can_draft, open_next_block
+from thermocline.models.registry import can_draft, open_next_blocks
 from thermocline.speculation.contract import drafter_names
 from thermocline.speculation.lookup import LookupDrafter
 from thermocline.speculation.next_token import NextTokenDrafter
@@ -74,10 +76,11 @@ def open_drafters(context: BuildContext) -> list[Drafter]:
 
 
 def _next_token_drafter(context: BuildContext) -> NextTokenDrafter:
-    block, cache = open_next_block(context.file, context.kernels), context.devices.cache
+    blocks, cache = open_next_blocks(context.file, context.kernels), context.devices.cache
+    model = context.model
     return NextTokenDrafter(
-        block,
-        context.model.final_norm,
+        blocks,
+        np.array if model.spec.next_blocks_raw else model.final_norm,
         cache.type,
         cache.num_blocks,
         cache.block_tokens,

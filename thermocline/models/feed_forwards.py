@@ -23,11 +23,9 @@ def with_dense_layers(read: SpecReader, spec: ModelSpec) -> ModelSpec:
     names what is missing. Raises ModelFileError for experts that no layer has.
     """
     dense = frozenset(
-        n
-        for n in range(spec.num_layers)
-        if _has(read, n, "ffn_up") and not _has(read, n, "ffn_gate_inp")
+        n for n in range(spec.num_layers) if _has(read, n, "ffn_up") and not is_routed(read, n)
     )
-    routed = frozenset(n for n in range(spec.num_layers) if _has(read, n, "ffn_gate_inp"))
+    routed = frozenset(n for n in range(spec.num_layers) if is_routed(read, n))
     found = (spec.dense_layers | dense) - routed
     if len(found) == spec.num_layers:
         raise read.bad("expert_count", "is above zero, and no layer has routed experts")
@@ -41,6 +39,11 @@ def with_dense_layers(read: SpecReader, spec: ModelSpec) -> ModelSpec:
         own_dense_layers=() if is_first else tuple(sorted(found)),
         dense_intermediate_size=width,
     )
+
+
+def is_routed(read: SpecReader, block: int) -> bool:
+    """Whether a block of the file has a router."""
+    return _has(read, block, "ffn_gate_inp")
 
 
 def shared_width(read: SpecReader, num_layers: int, stated: int) -> int:

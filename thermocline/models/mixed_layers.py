@@ -27,12 +27,15 @@ from thermocline.models.blocks import (
     read_shared,
 )
 from thermocline.models.decoder import DecoderLayer
-from thermocline.models.feed_forwards import with_dense_layers
+from thermocline.models.feed_forwards import is_routed, with_dense_layers
 from thermocline.models.metadata import SpecReader
 from thermocline.models.rope import RopeRule
-from thermocline.models.spec import LayerKind
+from thermocline.models.spec import LayerKind, NextBlockSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thermocline.kernels.cache_format import HeadShape
     from thermocline.kernels.compressed_weights import CompressedWeights
     from thermocline.kernels.dense_contract import Gating
     from thermocline.modelfile.reader import ModelFile
@@ -80,6 +83,29 @@ def mixed_spec(
         shared_intermediate_size=shared,
     )
     return with_dense_layers(read, spec)
+
+
+def with_own_blocks(
+    read: SpecReader,
+    spec: ModelSpec,
+    heads: Sequence[int],
+    shapes: Sequence[HeadShape],
+    windowed: Sequence[bool],
+) -> ModelSpec:
+    """Return `spec` with what its blocks behind the last layer are, which take states before the model's last norm.
+
+    heads, shapes, windowed: of all blocks of the file, layers included.
+    """
+    blocks = tuple(
+        NextBlockSpec(
+            heads[n],
+            shapes[n],
+            LayerKind.WINDOW if windowed[n] else LayerKind.ATTENTION,
+            0 if is_routed(read, n) else read.size("feed_forward_length"),
+        )
+        for n in range(spec.num_layers, spec.num_layers + spec.num_predict_layers)
+    )
+    return replace(spec, own_next_blocks=blocks, next_blocks_raw=bool(blocks))
 
 
 def with_factors(read: SpecReader, spec: ModelSpec, *, logit_scale: float | None) -> ModelSpec:

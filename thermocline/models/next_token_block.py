@@ -36,7 +36,10 @@ _LEAST_CUT_TOKENS: Final = 32_768
 
 
 class NextTokenBlock:
-    """One block. Its input at a position is the token there, and the hidden state of the position before."""
+    """One block. Its input at a position is the token there, and the hidden state of the position before.
+
+    A model may have several, of which each guesses one place of a draft. Each has a layer of the drafter's cache.
+    """
 
     def __init__(
         self,
@@ -44,12 +47,14 @@ class NextTokenBlock:
         kernels: Kernels,
         spec: ModelSpec,
         read_block: Callable[[WeightMap, ModelSpec, int], DecoderLayer],
+        place: int = 0,
     ) -> None:
-        """read_block: see `Architecture.read_next_block`. Raises ModelError."""
+        """read_block: see `Architecture.read_next_block`. place: of the block among all. Raises ModelError."""
         self.spec = spec
         self._kernels = kernels
-        weights, hidden, prefix = WeightMap(file), spec.hidden_size, f"blk.{spec.num_layers}."
-        self._layer = read_block(weights, spec, spec.num_layers)
+        self._place, index = place, spec.num_layers + place
+        weights, hidden, prefix = WeightMap(file), spec.hidden_size, f"blk.{index}."
+        self._layer = read_block(weights, spec.with_next_blocks, index)
         assert isinstance(self._layer.parts.mixer, AttentionWeights | LatentWeights), "it attends"
         own = f"{prefix}nextn."
         self._join = weights.matrix(f"{own}eh_proj.weight", hidden, 2 * hidden)
@@ -77,12 +82,12 @@ class NextTokenBlock:
         self._rotary = None if rope is None else RotaryTable(kernels.dense, rope)
 
     def __repr__(self) -> str:
-        return f"NextTokenBlock(block {self.spec.num_layers} of {self.spec.name})"
+        return f"NextTokenBlock(block {self.spec.num_layers + self._place} of {self.spec.name})"
 
     @property
     def kv_shapes(self) -> tuple[HeadShape, ...]:
         """Heads of its keys and values: those of one layer."""
-        return (self.spec.next_block_shape,)
+        return (self.spec.next_block_shapes[self._place],)
 
     @property
     def state_width(self) -> int:
@@ -98,8 +103,8 @@ class NextTokenBlock:
     def states(self, chunk: Chunk, before: FloatArray, cache: KVPool) -> FloatArray:
         """Return float32 [T, D], from which `logits` guesses; appends the chunk's keys and values to `cache`.
 
-        before: float32 [T, D], of each row the hidden state of the position before it: the trunk's behind its final norm,
-        or what this gave; zeros before the first position.
+        before: float32 [T, D], of each row the hidden state of the position before it: the trunk's behind its final norm
+        (before it where blocks take raw ones), or what this or the block before gave; zeros before the first position.
         """
         dense, spec, prompt = self._kernels.dense, self.spec, chunk.is_prompt
         norm_rows = dense.layer_norm if spec.norms_center else dense.rms_norm
@@ -112,9 +117,8 @@ class NextTokenBlock:
             axis=1,
         )
         x = self._kernels.matmul(self._join, joined, prompt=prompt)
-        x = self._compute_layer(chunk, x, cache.layer(LayerIndex(0)))
-        last = dense.layer_norm if spec.next_block_centers else norm_rows
-        return last(x, self._norm, spec.rms_epsilon)
+        x = self._compute_layer(chunk, x, cache.layer(LayerIndex(self._place)))
+        return x if spec.next_blocks_raw else self._normed(x)
 
     def logits(self, states: FloatArray, num_tokens: int | None = None) -> FloatArray:
         """Return float32 [rows, num_tokens]: what comes after the tokens of these rows of `states`.
@@ -122,7 +126,14 @@ class NextTokenBlock:
         num_tokens: one of `head_cuts`; None for all.
         """
         head = self._heads[self.spec.vocab_size if num_tokens is None else num_tokens]
-        return self._kernels.matmul(head, np.ascontiguousarray(states))
+        states = np.ascontiguousarray(states)
+        normed = self._normed(states) if self.spec.next_blocks_raw else states
+        return self._kernels.matmul(head, normed)
+
+    def _normed(self, x: FloatArray) -> FloatArray:
+        spec, dense = self.spec, self._kernels.dense
+        centers = spec.norms_center or spec.next_block_centers
+        return (dense.layer_norm if centers else dense.rms_norm)(x, self._norm, spec.rms_epsilon)
 
     def _compute_layer(self, chunk: Chunk, x: FloatArray, cache: LayerCache) -> FloatArray:
         kernels, parts, prompt = self._kernels, self._layer.parts, chunk.is_prompt

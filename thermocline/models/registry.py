@@ -143,12 +143,15 @@ def open_model(file: ModelFile, kernels: Kernels) -> Model:
 
 
 def can_draft(file: ModelFile, spec: ModelSpec) -> bool:
-    """Whether `open_next_block` opens a block of this file, as far as its header tells."""
-    return spec.num_predict_layers == 1 and hasattr(_architecture(file), "read_next_block")
+    """Whether `open_next_blocks` opens blocks of this file, as far as its header tells."""
+    return spec.num_predict_layers > 0 and hasattr(_architecture(file), "read_next_block")
 
 
-def open_next_block(file: ModelFile, kernels: Kernels) -> NextTokenBlock:
-    """Return the block of the mapped `file` that guesses further tokens. Raises ModelError, also where it has none."""
+def open_next_blocks(file: ModelFile, kernels: Kernels) -> tuple[NextTokenBlock, ...]:
+    """Return the blocks of the mapped `file` that guess further tokens, one for each place of a draft.
+
+    One alone guesses all places. Raises ModelError, also where it has none.
+    """
     architecture = _architecture(file)
     spec = _checked_spec(file, architecture)
     if not can_draft(file, spec):
@@ -159,7 +162,10 @@ def open_next_block(file: ModelFile, kernels: Kernels) -> NextTokenBlock:
             fix="leave mtp out of --speculate, or use a file that was converted with its block",
         )
     drafting = cast("DraftingArchitecture", architecture)
-    return NextTokenBlock(file, kernels, spec, drafting.read_next_block)
+    return tuple(
+        NextTokenBlock(file, kernels, spec, drafting.read_next_block, place)
+        for place in range(spec.num_predict_layers)
+    )
 
 
 def _checked_spec(file: ModelFile, architecture: Architecture) -> ModelSpec:

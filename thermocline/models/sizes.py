@@ -124,9 +124,9 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True)
 class NextBlockSizes:
-    """Bytes of a block behind the last layer, which drafts tokens.
+    """Bytes of the blocks behind the last layer, which draft tokens.
 
-    weights: its tensors. cache_block: what it keeps for each block of the trunk's cache: keys,
+    weights: their tensors. cache_block: what they keep for each block of the trunk's cache: keys,
     values, and a state.
     """
 
@@ -142,7 +142,8 @@ def measure_next_block(
     weights = sum(
         tensor.nbytes for tensor, block in blocks if block and int(block[1]) >= spec.num_layers
     )
-    kept = block_tokens * spec.next_block_shape.token_bytes(cache_type) + 4 * spec.hidden_size
+    of_token = sum(shape.token_bytes(cache_type) for shape in spec.next_block_shapes)
+    kept = block_tokens * of_token + 4 * spec.hidden_size
     return NextBlockSizes(weights, kept)
 
 

@@ -81,6 +81,17 @@ class NGramSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class NextBlockSpec:
+    """What a block behind the last layer is, where that is not a routed layer that sees all tokens."""
+
+    num_heads: int
+    shape: HeadShape
+    kind: LayerKind
+    dense_size: int
+    """Width of its feed-forward; 0 where it has routed experts."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A model's dimensions. Sizes are element counts."""
 
@@ -140,6 +151,10 @@ class ModelSpec:
     """Blocks after the last layer that predict further tokens; layers do not count them."""
     next_block_centers: bool = False
     """Whether such a block's last norm takes the mean off first."""
+    next_blocks_raw: bool = False
+    """Whether such blocks take and hand on states before their norm; else those behind it."""
+    own_next_blocks: tuple[NextBlockSpec, ...] = ()
+    """What each of them is; none where all are routed layers that see all tokens."""
     recurrent: DeltaShape | ShortConvShape | MambaShape | None = None
     """What recurrent layers compute."""
     norms_center: bool = False
@@ -250,11 +265,35 @@ class ModelSpec:
         )
 
     @property
-    def next_block_shape(self) -> HeadShape:
-        """Heads of keys and values of a block that predicts further tokens: those of layers that keep all tokens.
+    def next_block_shapes(self) -> tuple[HeadShape, ...]:
+        """Heads of keys and values of the blocks that predict further tokens: those of layers that keep all tokens.
 
-        Such a block reads all positions.
+        Such a block reads all positions, unless it has a window.
         """
+        if self.own_next_blocks:
+            return tuple(block.shape for block in self.own_next_blocks)
+        return (self._next_block_shape,) * self.num_predict_layers
+
+    @property
+    def with_next_blocks(self) -> ModelSpec:
+        """The dimensions with such blocks as further entries of what is listed by layer."""
+        blocks = self.own_next_blocks
+        if not blocks:
+            return self
+        heads = self.layer_heads or (self.num_heads,) * self.num_layers
+        dense = [n for n, block in enumerate(blocks, self.num_layers) if block.dense_size]
+        width = max(block.dense_size for block in blocks)
+        return replace(
+            self,
+            layer_heads=(*heads, *(block.num_heads for block in blocks)),
+            own_kv_shapes=(*self.kv_shapes, *(block.shape for block in blocks)),
+            own_layer_kinds=(*self.layer_kinds, *(block.kind for block in blocks)),
+            own_dense_layers=(*sorted(self.dense_layers), *dense),
+            dense_intermediate_size=self.dense_intermediate_size or width,
+        )
+
+    @property
+    def _next_block_shape(self) -> HeadShape:
         return next(
             (
                 replace(shape, index=0)

@@ -176,13 +176,13 @@ class DFlashDrafter:
 
     def _store(self, followed: Followed, end: int, *, prompt: bool) -> None:
         """Compute the keys and values of what is kept before position `end`, and keep it no longer."""
-        start = max(followed.num_done, followed.first)
+        start = max(followed.done[0], followed.first)
         kept = followed.states[start - followed.first : max(end - followed.first, 0)]
         if kept:
             positions = np.arange(start, start + len(kept), dtype=np.int32)
             slots = self._own.slots(followed.table, positions)
             self._model.store(np.stack(kept), positions, slots, self._caches, prompt=prompt)
-        followed.num_done = max(end, followed.num_done)
+        followed.done[0] = max(end, followed.done[0])
         followed.keep_from(end)
 
     def _rows(self, blocks: Sequence[_Block]) -> BlockRows:

@@ -179,7 +179,7 @@ class Eagle3Drafter:
     def _store(self, known: _Known, end: int, *, prompt: bool) -> None:
         """Compute states, keys and values of what is kept before position `end`, and keep it no longer."""
         rows = known.rows
-        start = max(rows.num_done, rows.first)
+        start = max(rows.done[0], rows.first)
         kept = slice(start - rows.first, max(end - rows.first, 0))
         tokens = np.array(rows.tokens[kept], np.int32)
         if len(tokens):
@@ -193,7 +193,7 @@ class Eagle3Drafter:
                 self._model.store(stated, self._cache, prompt=prompt)
             self._ends.note(rows.table, start, states)
             known.state, known.state_at = states[-1], start + len(tokens) - 1
-        rows.num_done = max(end, rows.num_done)
+        rows.done[0] = max(end, rows.done[0])
         rows.keep_from(end)
 
     def _state_before(self, known: _Known, start: int) -> FloatArray:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 class Followed:
     """What a drafter that reads hidden states knows of a request.
 
-    tokens, states: of the positions first..first+len(tokens), the trunk's input there, and what it computed. num_done:
-    the drafter's keys and values of so many first positions are in its cache. table: the blocks of the last chunk.
+    tokens, states: of the positions first..first+len(tokens), the trunk's input there, and what it computed. done: of each
+    part of the drafter, of how many first positions its keys and values are in its cache. table: the blocks of the last chunk.
     """
 
     first: int = 0
     tokens: list[int] = field(default_factory=list)
     states: list[FloatArray] = field(default_factory=list)
-    num_done: int = 0
+    done: list[int] = field(default_factory=lambda: [0])
     table: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @property
@@ -50,7 +50,7 @@ class Followed:
         """Forget what lies at a position and behind it."""
         count = max(position - self.first, 0)
         del self.tokens[count:], self.states[count:]
-        self.num_done = min(self.num_done, position)
+        self.done = [min(count, position) for count in self.done]
 
     def take(self, verified: Verified) -> None:
         """Keep of the rows of a step those that stay."""

@@ -1,13 +1,16 @@
-"""The drafter `mtp`: the file's own block behind the last layer guesses one token after the other.
+"""The drafter `mtp`: the file's own blocks behind the last layer guess one token after the other.
 
-The block follows the trunk at the same places of a cache of its own, so what is shared, freed or taken back of the trunk's
+Where there is one block it guesses all places of a draft, each from what it gave for the place before. Of several each
+guesses one place, and computes the whole draft so far: for each token from what the block of the place before gave.
+
+A block follows the trunk at the same places of a cache of its own, so what is shared, freed or taken back of the trunk's
 keys and values is so of the block's. A prompt's chunks run through it at once. What decode steps give is kept, and computed
-when the next draft is asked for, in one go with its first token. So where nobody drafts, a step costs nothing more.
+when the next draft is asked for, in one go with the block's first token. So where nobody drafts, a step costs nothing more.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -68,9 +71,14 @@ class Guesser(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _Drafting(Chain):
-    """A draft on its way. table: the request's blocks, then some of nobody's for positions behind them."""
+    """A draft on its way. table: the request's blocks, then some of nobody's for positions behind them.
 
+    states: what was given for each of its places, float32 [D].
+    """
+
+    followed: Followed
     table: IntArray
+    states: list[FloatArray] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +93,12 @@ class _Rows:
 
 
 class NextTokenDrafter:
-    """A `Drafter` and `HiddenReader` over a model's block."""
+    """A `Drafter` and `HiddenReader` over a model's blocks."""
 
     def __init__(
         self,
-        block: Guesser,
-        final_norm: Callable[[FloatArray], FloatArray],
+        blocks: Sequence[Guesser],
+        state_of: Callable[[FloatArray], FloatArray],
         cache_type: CacheType,
         num_blocks: int,
         block_tokens: int,
@@ -98,31 +106,38 @@ class NextTokenDrafter:
         max_requests: int,
         name: str = "mtp",
     ) -> None:
-        """final_norm: see `Model.final_norm`. num_blocks, block_tokens: of the trunk's cache.
-
-        max_requests: for so many at a time drafts are made. name: see `DrafterFacts`. Raises ConfigError where there is
-        no room.
+        """blocks: one for all places of a draft, or one for each; their layers follow each other in the drafter's cache.
+        state_of: gives the states that they take, of what the trunk's last layer gives. num_blocks, block_tokens: of the
+        trunk's cache. max_requests: for so many at a time drafts are made. name: see `DrafterFacts`. Raises ConfigError
+        where there is no room.
         """
-        self._block, self._final_norm = block, final_norm
+        self._blocks, self._state_of = tuple(blocks), state_of
+        self._state_width = blocks[0].state_width
         self._cache = OwnCache(
-            block.kv_shapes,
+            tuple(shape for block in blocks for shape in block.kv_shapes),
             cache_type,
             num_blocks,
             block_tokens,
             max_requests=max_requests,
             draft_tokens=MAX_DRAFT_TOKENS,
         )
-        self._ends = BlockEnds(num_blocks, block_tokens, block.state_width)  # of the trunk's states
+        self._ends = BlockEnds(num_blocks, block_tokens, self._state_width)  # of the trunk's states
         self._followed: dict[RequestId, Followed] = {}
         self._shares: dict[RequestId, TokenShares] = {}
-        self.facts = DrafterFacts(name, computes=True, reads_hidden=True)
+        most = len(blocks) if self._has_many else MAX_DRAFT_TOKENS
+        self.facts = DrafterFacts(name, computes=True, reads_hidden=True, max_tokens=most)
 
     def __repr__(self) -> str:
-        return f"NextTokenDrafter({self._block}, {len(self._followed)} requests)"
+        return f"NextTokenDrafter({self._blocks}, {len(self._followed)} requests)"
+
+    @property
+    def _has_many(self) -> bool:
+        """Whether each place of a draft has a block of its own."""
+        return len(self._blocks) > 1
 
     def begin(self, request: RequestId, prompt: Sequence[int]) -> None:
-        self._followed[request] = Followed()
-        self._shares[request] = TokenShares(self._block.head_cuts)
+        self._followed[request] = Followed(done=[0] * len(self._blocks))
+        self._shares[request] = TokenShares(self._blocks[0].head_cuts)
         self._shares[request].see(prompt)
 
     def end(self, request: RequestId) -> None:
@@ -157,7 +172,7 @@ class NextTokenDrafter:
             if segment.kind is SegmentKind.DECODE:
                 followed.keep(start, tokens, states)
                 # What is forgotten leaves gaps in the block's cache. A whole model guesses nothing behind one.
-                if self._block.state_width or len(followed.tokens) <= _MAX_KEPT_ROWS:
+                if self._state_width or len(followed.tokens) <= _MAX_KEPT_ROWS:
                     followed.keep_from(followed.end - _MAX_KEPT_ROWS)
                 else:
                     del self._followed[segment.request]
@@ -165,15 +180,15 @@ class NextTokenDrafter:
                 before = self._states_before(followed, start, states)
                 due.append(_Rows(segment.request, start, tokens, before, segment.block_table))
                 end = start + len(tokens)
-                followed.first, followed.num_done = end - 1, end
+                followed.first, followed.done = end - 1, [end] * len(self._blocks)
                 followed.tokens, followed.states = tokens[-1:], [states[-1]]
         if due:
             expanded = {segment.request: segment.num_expanded for segment in chunk.segments}
-            self._run(due, SegmentKind.PROMPT, expanded)
+            for block in self._blocks:
+                self._run(block, due, SegmentKind.PROMPT, expanded)
 
     def propose(self, wishes: Sequence[DraftWish]) -> Sequence[Draft]:
         drafts: list[_Drafting] = []
-        rows: list[_Rows] = []
         for wish in wishes:
             followed = self._followed.get(wish.request)
             # It may not have been told of this token's predecessors: a request that was taken up elsewhere.
@@ -181,13 +196,13 @@ class NextTokenDrafter:
                 continue
             known = wish.num_known - 1
             table = self._cache.table_for_draft(len(drafts), followed.table, known)
-            draft = _Drafting(wish=wish, table=table)
-            drafts.append(draft)
-            rows.append(_rows_due(followed, draft))
-            self._has_computed(followed, wish.num_known)
-        active = drafts
+            drafts.append(_Drafting(wish=wish, followed=followed, table=table))
+        active, place = drafts, 0
         while active:
-            active, rows = self._lengthen(active, rows)
+            active = self._lengthen(active, place)
+            place += 1
+            if self._has_many and place == len(self._blocks):
+                break
         return drafts_of(drafts)
 
     def guess(self, wish: DraftWish, index: int, logits: FloatArray) -> tuple[int, float]:
@@ -200,38 +215,41 @@ class NextTokenDrafter:
 
     def _states_of(self, x: FloatArray) -> FloatArray:
         """Return the states that the block takes, of the trunk's last layer's output."""
-        if not self._block.state_width:
+        if not self._state_width:
             return np.empty((len(x), 0), np.float32)
-        return self._final_norm(np.ascontiguousarray(x))
+        return self._state_of(np.ascontiguousarray(x))
 
-    def _lengthen(
-        self, drafts: list[_Drafting], rows: list[_Rows]
-    ) -> tuple[list[_Drafting], list[_Rows]]:
-        """Add a token to each draft that has a likely one, and return those that go on, with their next row."""
-        states = self._run(rows, SegmentKind.DECODE)
+    def _lengthen(self, drafts: list[_Drafting], place: int) -> list[_Drafting]:
+        """Add a token to each draft that has a likely one for a place, and return those that go on."""
+        number = place if self._has_many else 0
+        block, catches_up = self._blocks[number], number == place
+        rows = [_rows_due(draft, number if catches_up else None) for draft in drafts]
+        if catches_up:
+            for draft in drafts:
+                self._has_computed(draft, number)
+        states = self._run(block, rows, SegmentKind.DECODE)
         last = np.cumsum([len(each.tokens) for each in rows]) - 1
         states = states[last]
         num_tokens = max(self._shares[draft.wish.request].chosen() for draft in drafts)
-        logits = self._block.logits(states, num_tokens)
-        if not self._block.state_width:
+        logits = block.logits(states, num_tokens)
+        if not self._state_width:
             states = np.empty((len(states), 0), np.float32)
-        active, following = [], []
-        for draft, state, row, before in zip(drafts, states, logits, rows, strict=True):
-            token, confidence = self.guess(draft.wish, len(draft.tokens), row)
+        active = []
+        for draft, state, row in zip(drafts, states, logits, strict=True):
+            token, confidence = self.guess(draft.wish, place, row)
             if draft.add(token, confidence):
+                draft.states.append(state)
                 active.append(draft)
-                position = before.start + len(before.tokens)
-                request = draft.wish.request
-                following.append(_Rows(request, position, [token], state[None], draft.table))
-        return active, following
+        return active
 
     def _run(
         self,
+        block: Guesser,
         rows: Sequence[_Rows],
         kind: SegmentKind,
         num_expanded: dict[RequestId, int] | None = None,
     ) -> FloatArray:
-        """Return the block's states of all rows, float32 [T, D]."""
+        """Return a block's states of all rows, float32 [T, D]."""
         segments, start, slots, positions = [], 0, [], []
         for each in rows:
             length = len(each.tokens)
@@ -251,7 +269,7 @@ class NextTokenDrafter:
             np.zeros(0, np.int32),
         )
         before = np.ascontiguousarray(np.concatenate([each.states for each in rows]))
-        return self._block.states(chunk, before, self._cache.pool)
+        return block.states(chunk, before, self._cache.pool)
 
     def _states_before(self, followed: Followed, start: int, states: FloatArray) -> FloatArray:
         """Return the state of the position before each row of a prompt's chunk, which begins at `start`."""
@@ -266,17 +284,26 @@ class NextTokenDrafter:
         if at >= 0 and len(followed.states) > at:
             self._ends.note(followed.table, verified.position, np.stack(followed.states[at:]))
 
-    def _has_computed(self, followed: Followed, num_known: int) -> None:
-        """Note that the rows before a draft are computed: all known ones, but for one in a block of the drafter's own."""
+    def _has_computed(self, draft: _Drafting, number: int) -> None:
+        """Note that a block's rows before a draft are computed: all known ones, but for one in a block of the drafter's own."""
+        followed, num_known = draft.followed, draft.wish.num_known
         is_own = (num_known - 1) % self._cache.block_tokens == 0
-        followed.num_done = num_known - is_own
-        followed.keep_from(num_known - 2)
+        followed.done[number] = num_known - is_own
+        # Other blocks may lack more.
+        followed.keep_from(min(num_known - 2, *(count - 1 for count in followed.done)))
 
 
-def _rows_due(followed: Followed, draft: _Drafting) -> _Rows:
-    """Return the known tokens that the block lacks, the last one included."""
-    wish = draft.wish
-    start = min(max(followed.num_done, followed.first + 1), wish.num_known - 1)
-    tokens = [*followed.tokens[start - followed.first :], wish.last_token]
-    states = np.stack(followed.states[start - 1 - followed.first :])
+def _rows_due(draft: _Drafting, number: int | None) -> _Rows:
+    """Return the known tokens that a block lacks, the last one included, and behind them the draft so far.
+
+    number: of the block; None for the last token of the draft alone, whose predecessors it has computed.
+    """
+    wish, followed = draft.wish, draft.followed
+    if number is None:
+        position = wish.num_known + len(draft.tokens) - 1
+        state = draft.states[-1][None]
+        return _Rows(wish.request, position, draft.tokens[-1:], state, draft.table)
+    start = min(max(followed.done[number], followed.first + 1), wish.num_known - 1)
+    tokens = [*followed.tokens[start - followed.first :], wish.last_token, *draft.tokens]
+    states = np.stack([*followed.states[start - 1 - followed.first :], *draft.states])
     return _Rows(wish.request, start, tokens, states, draft.table)

@@ -304,7 +304,7 @@ def _as_mimo(folder: Path, config: Any) -> None:
 
 
 def add_mimo_blocks(folder: Path, config: Any) -> None:
-    """Add the three blocks that guess further tokens: dense layers with a window. Nothing computes them here."""
+    """Add the three blocks that guess further tokens: dense layers with a window, whose q, k and v are one matrix as in V2.5."""
     path, hidden = folder / "model.safetensors", config.hidden_size
     tensors, count = load_file(path), config.num_hidden_layers
     last, inner = f"model.layers.{count - 1}.", config.intermediate_size
@@ -312,11 +312,13 @@ def add_mimo_blocks(folder: Path, config: Any) -> None:
     for number in range(3):
         block = f"model.mtp.layers.{number}."
         kept = ("self_attn", "input_layernorm", "post_attention_layernorm")
-        tensors |= {
+        own = {
             block + name.removeprefix(last): values.flip(0).contiguous()
             for name, values in tensors.items()
             if name.startswith(tuple(last + part for part in kept))
         }
+        parts = [own.pop(f"{block}self_attn.{part}_proj.weight") for part in "qkv"]
+        tensors |= own | {f"{block}self_attn.qkv_proj.weight": torch.cat(parts)}
         for part, rows, columns in (
             ("eh_proj", hidden, 2 * hidden),
             ("mlp.gate_proj", inner, hidden),

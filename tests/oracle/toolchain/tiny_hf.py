@@ -371,6 +371,7 @@ _BLOCKS = {
     "glm4_moe_lite": tiny_routers.add_glm_block,
     "deepseek_v32": tiny_routers.add_glm_block,
     "glm_moe_dsa": tiny_routers.add_glm_block,
+    "hy_v3": tiny_routers.add_hy_block,
     "mimo2": tiny_formulas.add_mimo_blocks,
     "nemotron_h_moe": tiny_recurrent.add_nemotron_block,
     "step35": tiny_formulas.ask_for_blocks,

@@ -366,8 +366,13 @@ def _as_qwen3vl(folder: Path, config: Any) -> None:
     _rewritten(folder, turned, {})
 
 
-def add_glm_block(folder: Path, config: Any) -> None:
-    """Add a block that guesses a further token, as GLM's checkpoints have it behind the last layer."""
+def add_hy_block(folder: Path, config: Any) -> None:
+    """Add a block that guesses a further token, as Hy3's checkpoints have it behind the last layer."""
+    add_glm_block(folder, config, "final_layernorm")
+
+
+def add_glm_block(folder: Path, config: Any, norm: str = "shared_head.norm") -> None:
+    """Add a block that guesses a further token, as GLM's checkpoints have it behind the last layer. norm: its last one's name."""
     tensors = load_file(folder / "model.safetensors")
     count, hidden = config.num_hidden_layers, config.hidden_size
     last, block = f"model.layers.{count - 1}.", f"model.layers.{count}."
@@ -377,7 +382,7 @@ def add_glm_block(folder: Path, config: Any) -> None:
         if name.startswith(last)
     }
     added[block + "eh_proj.weight"] = torch.randn(hidden, 2 * hidden) * hidden**-0.5
-    for name in ("enorm", "hnorm", "shared_head.norm"):
+    for name in ("enorm", "hnorm", norm):
         added[f"{block}{name}.weight"] = torch.ones(hidden)
     _rewritten(folder, tensors | added, {"num_nextn_predict_layers": 1})
 

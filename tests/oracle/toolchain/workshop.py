@@ -255,6 +255,7 @@ OTHER_CASES = (
     _case("no_dense", "exaone-moe", layers=4, options={"first_k_dense_replace": 0}, seed=5),
     _case("llama3", "exaone-moe", layers=4, options={"rope_parameters": _LLAMA3}, seed=7),
     _case("tied", "hy_v3", options={"tie_word_embeddings": True}, seed=4),
+    _case("extra_block", "hy_v3", extra_block=True, seed=6),
     _case("in_turns", "hy_v3", layers=4, options={"mlp_layer_types": _IN_TURNS}, seed=5),
     _case("long", "llama4", layers=5, seed=3),
     _case("in_turns", "llama4", layers=4, options={"interleave_moe_layer_step": 2}, seed=4),

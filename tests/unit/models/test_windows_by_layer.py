@@ -15,7 +15,7 @@ from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kernels.whole_layer import HandedOn
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.attention_specs import WindowSpec
-from thermocline.models.registry import open_model, open_next_block
+from thermocline.models.registry import open_model, open_next_blocks
 from thermocline.models.rope import RopeRule, Yarn
 from thermocline.models.spec import LayerKind
 
@@ -53,7 +53,7 @@ def test_cohere_turns_where_it_has_a_window_or_is_dense(tmp_path):
     assert model.non_expert.ropes[:2] == (None, rope)
     path = write_drafting_toy(tmp_path / "o.gguf", toy)
     with open_model_file(path) as file:
-        block = open_next_block(file, ReferenceKernels())
+        (block,) = open_next_blocks(file, ReferenceKernels())
     assert block._layer.rope == rope
     assert block._layer.parts.handed_on is HandedOn.NORMED
     assert block._layer.parts.mixer.window == 0

@@ -12,7 +12,7 @@ from thermocline.kernels.cpu import NativeKernels
 from thermocline.messages import RequestId
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models import next_token_block
-from thermocline.models.registry import open_next_block
+from thermocline.models.registry import open_next_blocks
 from thermocline.speculation import chains, next_token
 from thermocline.speculation.contract import Draft, DraftWish, Verified
 from thermocline.speculation.next_token import NextTokenDrafter
@@ -23,11 +23,11 @@ ONE, TWO = RequestId(1), RequestId(2)
 SEQUENCE = [int(t) for t in np.random.default_rng(2).integers(0, 256, 60)]
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    """A model with a block of plain attention."""
+@pytest.fixture(scope="module", params=["glm4moe", "step35"])
+def file(tmp_path_factory, request):
+    """A model with a block of plain attention, and one with a block for each of three places."""
     path = tmp_path_factory.mktemp("drafts") / "m.gguf"
-    with open_model_file(write_drafting_toy(path, DRAFTING_TOYS["glm4moe"])) as opened:
+    with open_model_file(write_drafting_toy(path, DRAFTING_TOYS[request.param])) as opened:
         yield opened
 
 
@@ -41,12 +41,16 @@ class Trunk:
     """A drafter with a trunk before it, whose state at a position is made of the tokens up to there."""
 
     def __init__(self, file) -> None:
-        block = open_next_block(file, KERNELS)
+        blocks = open_next_blocks(file, KERNELS)
         rng = np.random.default_rng(4)
-        self._table = rng.standard_normal((256, block.spec.hidden_size)).astype(np.float32)
+        self._table = rng.standard_normal((256, blocks[0].spec.hidden_size)).astype(np.float32)
         self.drafter = NextTokenDrafter(
-            block, lambda x: x, CacheType.F32, NUM_BLOCKS, BLOCK, max_requests=2
+            blocks, lambda x: x, CacheType.F32, NUM_BLOCKS, BLOCK, max_requests=2
         )
+
+    def most(self, count):
+        """How many tokens a draft of at most so many has."""
+        return min(count, self.drafter.facts.max_tokens)
 
     def state(self, tokens, position):
         """Made of the last two tokens."""
@@ -103,7 +107,7 @@ def test_drafts_are_taken_from_the_tokens_that_a_request_uses(file, monkeypatch,
     plain = expected(file, known, count=1)
     monkeypatch.setattr(next_token_block, "_LEAST_CUT_TOKENS", 0)
     trunk, asked = Trunk(file), []
-    block = trunk.drafter._block
+    block = trunk.drafter._blocks[0]
     logits = block.logits
 
     def seen(states, num_tokens):
@@ -132,7 +136,7 @@ def test_a_prompt_in_chunks_is_a_prompt(file, trunk, cuts):
     for start, end in zip([0, *cuts], ends, strict=True):
         trunk.compute(ONE, known, start, end, blocks=range(5, 20), prompt=True)
     found = trunk.propose(ONE, known)
-    assert found.parents == (-1, 0, 1, 2)
+    assert found.parents == tuple(range(-1, trunk.most(4) - 1))
     assert found.num_known == 21
     assert same(found, expected(file, known))
 
@@ -148,7 +152,8 @@ def test_steps_with_right_and_wrong_drafts_are_a_prompt(file, trunk, num_prompt)
     rng = np.random.default_rng(num_prompt)
     while len(known) < 50:
         if rng.random() < 0.8:  # a step now and then is not drafted for
-            assert same(trunk.propose(ONE, known), expected(file, known))
+            count = int(rng.integers(1, 5))  # blocks of places behind it are not asked
+            assert same(trunk.propose(ONE, known, count), expected(file, known, count))
         right, wrong = (int(n) for n in rng.integers(0, 4, 2))
         following = SEQUENCE[len(known) : len(known) + right + 1]
         drafted = [*following[:-1], *(int(t) for t in rng.integers(0, 256, wrong))]
@@ -206,7 +211,7 @@ def test_what_it_keeps_is_bounded(file, trunk, monkeypatch):
         trunk.step(ONE, SEQUENCE[:end], [], [SEQUENCE[end]], blocks=range(20))
         (followed,) = trunk.drafter._followed.values()
         assert len(followed.states) == len(followed.tokens) <= 5
-    assert len(trunk.propose(ONE, SEQUENCE[:40]).tokens) == 4
+    assert len(trunk.propose(ONE, SEQUENCE[:40]).tokens) == trunk.most(4)
 
 
 def test_an_unlikely_guess_ends_a_draft(file, trunk, monkeypatch):
@@ -215,7 +220,7 @@ def test_an_unlikely_guess_ends_a_draft(file, trunk, monkeypatch):
     trunk.drafter.begin(ONE, known[:-1])
     trunk.compute(ONE, known, 0, 20, blocks=range(20), prompt=True)
     confidence = trunk.propose(ONE, known, 8).confidence
-    assert len(confidence) == 8
+    assert len(confidence) == trunk.most(8)
     assert all(0 < value <= 1 for value in confidence)
     lowest = int(np.argmin(confidence))
     monkeypatch.setattr(chains, "MIN_CONFIDENCE", np.nextafter(min(confidence), 2))

@@ -32,3 +32,8 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`. The bias of the choice has no suffix."""
     attention = read_normed_attention(weights, spec, f"blk.{index}.")
     return mixed_layer(weights, spec, index, attention, choice_bias="exp_probs_b")
+
+
+def read_next_block(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
+    """See `DraftingArchitecture.read_next_block`. It is a routed layer."""
+    return read_layer(weights, spec, index)

@@ -12,7 +12,7 @@ from thermocline.kernels.dense_contract import Gating
 from thermocline.models.attention_specs import WindowSpec
 from thermocline.models.blocks import plain_rope, read_attention
 from thermocline.models.metadata import SpecReader
-from thermocline.models.mixed_layers import mixed_layer, mixed_spec, near_or_far
+from thermocline.models.mixed_layers import mixed_layer, mixed_spec, near_or_far, with_own_blocks
 from thermocline.models.rope import RopeRule
 from thermocline.models.spec import LayerKind
 
@@ -45,24 +45,26 @@ def read_spec(file: ModelFile) -> ModelSpec:
     ):
         read.require_equal(key, value)
     spec = mixed_spec(read, spec, gating=Gating.SIGMOID, shared=0, scaled=False, num_dense=0)
-    flags = read.required_flags("attention.sliding_window_pattern", num_blocks)[: spec.num_layers]
+    windowed = read.required_flags("attention.sliding_window_pattern", num_blocks)
     own_value_dim = 0 if value_dim == spec.head_dim else value_dim
+    shapes = [HeadShape(count, spec.head_dim, own_value_dim=own_value_dim) for count in kv_heads]
     near = RopeRule(dims, read.positive_float("rope.freq_base_swa"))
-    return read.checked(
-        replace(
-            spec,
-            own_rotary_dims=dims,
-            own_layer_kinds=tuple(
-                LayerKind.WINDOW if is_near else LayerKind.ATTENTION for is_near in flags
-            ),
-            own_kv_shapes=tuple(
-                HeadShape(count, spec.head_dim, own_value_dim=own_value_dim)
-                for count in kv_heads[: spec.num_layers]
-            ),
-            window=WindowSpec(read.size("attention.sliding_window"), near),
-            attention_factor=read.positive_float("attention.value_scale", default=1.0),
-        )
+    kinds = [LayerKind.WINDOW if is_near else LayerKind.ATTENTION for is_near in windowed]
+    spec = replace(
+        spec,
+        own_rotary_dims=dims,
+        own_layer_kinds=tuple(kinds[: spec.num_layers]),
+        own_kv_shapes=tuple(shapes[: spec.num_layers]),
+        window=WindowSpec(read.size("attention.sliding_window"), near),
+        attention_factor=read.positive_float("attention.value_scale", default=1.0),
     )
+    spec = with_own_blocks(read, spec, [spec.num_heads] * num_blocks, shapes, windowed)
+    return read.checked(spec)
+
+
+def read_next_block(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
+    """See `DraftingArchitecture.read_next_block`. Each of them is a dense layer with a window."""
+    return read_layer(weights, spec, index)
 
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:

@@ -17,7 +17,13 @@ from thermocline.models.blocks import (
 from thermocline.models.expert_limits import limited_layer, with_limits
 from thermocline.models.feed_forwards import shared_width
 from thermocline.models.metadata import SpecReader
-from thermocline.models.mixed_layers import mixed_layer, mixed_spec, near_or_far, with_windows
+from thermocline.models.mixed_layers import (
+    mixed_layer,
+    mixed_spec,
+    near_or_far,
+    with_own_blocks,
+    with_windows,
+)
 
 if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
@@ -30,14 +36,13 @@ if TYPE_CHECKING:
 def read_spec(file: ModelFile) -> ModelSpec:
     """See `Architecture.read_spec`. The file must state which layers have a window.
 
-    Blocks that guess further tokens are left out. Layers that see all tokens turn half of what the file says, or of whole
-    heads, and scale it alone.
+    Layers that see all tokens turn half of what the file says, or of whole heads, and scale it alone.
     """
     read = SpecReader(file)
     num_blocks = read.size("block_count")
     heads = read.sizes("attention.head_count", num_blocks)
     kv_heads = read.sizes("attention.head_count_kv", num_blocks)
-    read.required_flags("attention.sliding_window_pattern", num_blocks)
+    windowed = read.required_flags("attention.sliding_window_pattern", num_blocks)
     normalize = read.flag("expert_weights_norm")
     spec = read.decoder(normalize_top_k=normalize, num_heads=max(heads), num_kv_heads=max(kv_heads))
     whole = read.rotary_dims(spec.head_dim, default=spec.head_dim)
@@ -58,14 +63,15 @@ def read_spec(file: ModelFile) -> ModelSpec:
     for layer, (queries, keys) in enumerate(zip(heads, kv_heads, strict=True)):
         if queries % keys:
             raise read.bad("attention.head_count", f"is {queries} for {keys} keys in layer {layer}")
-    shapes = (HeadShape(count, spec.head_dim) for count in kv_heads[: spec.num_layers])
+    shapes = tuple(HeadShape(count, spec.head_dim) for count in kv_heads)
     spec = replace(
         spec,
         layer_heads=heads[: spec.num_layers],
-        own_kv_shapes=tuple(shapes),
+        own_kv_shapes=shapes[: spec.num_layers],
         own_rotary_dims=whole // 2,
         window=near,
     )
+    spec = with_own_blocks(read, spec, heads, shapes, windowed)
     return with_limits(read, file, read.checked(spec))
 
 
@@ -76,6 +82,11 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     )
     layer = mixed_layer(weights, spec, index, attention, rope=rope)
     return limited_layer(weights, spec, index, layer)
+
+
+def read_next_block(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
+    """See `DraftingArchitecture.read_next_block`. Each of them is like a layer."""
+    return read_layer(weights, spec, index)
 
 
 def _far(weights: WeightMap, spec: ModelSpec) -> RopeRule:

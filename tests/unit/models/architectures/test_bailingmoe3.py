@@ -12,7 +12,7 @@ from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kernels.weight import SiluLimits
 from thermocline.kernels.whole_layer import DeltaWeights, LatentWeights
 from thermocline.modelfile.reader import open_model_file
-from thermocline.models.registry import open_model, open_next_block
+from thermocline.models.registry import open_model, open_next_blocks
 
 TOY = ToyArch("bailingmoe3", layers=4, head_dim=24, rotary=8)
 
@@ -85,7 +85,7 @@ def test_the_block_has_its_norm_under_another_name(tmp_path):
     """The layer's output norm stands before the head that the model has."""
     path = write_drafting_toy(tmp_path / "m.gguf", DRAFTING_TOYS["bailingmoe3"])
     with open_model_file(path) as file:
-        block = open_next_block(file, ReferenceKernels())
+        (block,) = open_next_blocks(file, ReferenceKernels())
         name = "blk.4.layer_output_norm.weight"
         expected = np.frombuffer(file.view(name), np.float32)
         assert np.array_equal(block._norm, expected)

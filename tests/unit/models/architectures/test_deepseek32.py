@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -39,7 +41,8 @@ def test_a_token_takes_a_row_of_the_indexer_besides(tmp_path):
     chooses = [True, False, True, False, False]
     shapes = [HeadShape(1, row, SHARED.rank, index=INDEX if own else 0) for own in chooses]
     assert list(spec.kv_shapes) == shapes
-    assert spec.next_block_shape == HeadShape(1, row, SHARED.rank)
+    with_block = replace(spec, num_predict_layers=1)
+    assert with_block.next_block_shapes == (HeadShape(1, row, SHARED.rank),)
     numbers = 5 * row + 2 * INDEX
     assert sizes.kv(100) == 100 * numbers * 2
     pool = KVPool(spec.kv_shapes, 3, 16, CacheType.F16)

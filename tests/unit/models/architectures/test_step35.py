@@ -84,7 +84,7 @@ def test_limits_are_of_what_silu_gives(tmp_path):
 
 
 def test_blocks_that_guess_are_left_out(tmp_path):
-    """Three of them stand behind the last layer; their places in lists are read, and nobody drafts with them."""
+    """Three of them stand behind the last layer; their places in lists are theirs, and the model is its trunk."""
     own = toy_arch_metadata(TOY)
     lists = {key: [*value, *value[1:4]] for key, value in own.items() if isinstance(value, list)}
     keys = {key: value for key, value in lists.items() if key.startswith("step35.")}
@@ -99,7 +99,8 @@ def test_blocks_that_guess_are_left_out(tmp_path):
         assert (spec.num_layers, spec.num_predict_layers) == (5, 3)
         assert len(spec.kv_shapes) == len(spec.layer_heads) == 5
         assert len(spec.expert_limits) == 8
-        assert not can_draft(file, spec)
+        assert can_draft(file, spec)
+        assert [shape.kv_heads for shape in spec.next_block_shapes] == [2, 2, 2]
         assert len(open_model(file, ReferenceKernels()).expert_layers) == 5
     del weights["blk.0.attn_norm.weight"]
     with pytest.raises(UnsupportedModelError, match="nothing but blocks"):
