@@ -18,6 +18,7 @@ from tests.oracle import (
     hf_formulas,
     hf_glm5,
     hf_granite,
+    hf_hy_v4,
     hf_latent,
     hf_minimax_m3,
     hf_recurrent,
@@ -127,6 +128,8 @@ def open_hf(path: Path) -> HfModel:
     }
     if keys.arch == "deepseek4":
         state |= hf_deepseek4.deepseek4_top(weights)
+    if keys.arch == "hy_v4":
+        state |= hf_hy_v4.hy_v4_top(weights)
     if not tied:
         state["lm_head.weight"] = weights["output.weight"]
     for layer in range(config.num_hidden_layers):
@@ -340,6 +343,7 @@ _CLASSES: dict[str, str | Callable[[Any], torch.nn.Module]] = {
     "deepseek4": hf_deepseek4.deepseek4_model,
     "gemma4": "Gemma4ForCausalLM",
     "glm5-next": hf_glm5.glm5_model,
+    "hy_v4": hf_hy_v4.hy_v4_model,
     "laguna": "LagunaForCausalLM",
     "minimax-m3": "MiniMaxM3VLForCausalLM",
     "olmoe": "OlmoeForCausalLM",
@@ -359,6 +363,7 @@ _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "deepseek4": hf_deepseek4.deepseek4_config,
     "gemma4": gemma4_config,
     "glm5-next": hf_glm5.glm5_config,
+    "hy_v4": hf_hy_v4.hy_v4_config,
     "laguna": _laguna_config,
     "minimax-m3": hf_minimax_m3.minimax_m3_config,
     "olmoe": _olmoe_config,
@@ -378,6 +383,7 @@ _STATES: dict[str, Callable[[Keys, State], State]] = {
     "deepseek4": hf_deepseek4.deepseek4_state,
     "gemma4": gemma4_state,
     "glm5-next": hf_glm5.glm5_state,
+    "hy_v4": hf_hy_v4.hy_v4_state,
     "laguna": _laguna_state,
     "minimax-m3": hf_minimax_m3.minimax_m3_state,
     "olmoe": _olmoe_state,

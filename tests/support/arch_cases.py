@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.support.deepseek4_cases import DEEPSEEK4_MIXED, DEEPSEEK4_OPTIONS, LONG_PROMPT
 from tests.support.glm5_cases import GLM5_MIXED, GLM5_OPTIONS
+from tests.support.hy_v4_cases import HY_V4_MIXED, HY_V4_OPTIONS
 from tests.support.latent_cases import (
     BAILINGMOE3_MIXED,
     BAILINGMOE3_OPTIONS,
@@ -278,6 +279,7 @@ ARCH_CASES = (
     *(_case(name, "deepseek4", **options) for name, options in DEEPSEEK4_OPTIONS.items()),
     *(_case(name, "glm-dsa", **options) for name, options in GLM_DSA_OPTIONS.items()),
     *(_case(name, "glm5-next", **options) for name, options in GLM5_OPTIONS.items()),
+    *(_case(name, "hy_v4", **options) for name, options in HY_V4_OPTIONS.items()),
     *(_case(name, "minimax-m3", **options) for name, options in MINIMAX_M3_OPTIONS.items()),
     *(_case(name, "mistral4", **options) for name, options in MISTRAL4_OPTIONS.items()),
     *(_case(name, "kimi-linear", **options) for name, options in KIMI_LINEAR_OPTIONS.items()),
@@ -421,6 +423,9 @@ DEEPSEEK4_CASE = _case(
 
 MINIMAX_M3_CASE = _case("mixed", "minimax-m3", **_WIDE | MINIMAX_M3_MIXED, formats=_MIX)
 """The same each of whose heads of keys reads three blocks of eight positions."""
+
+HY_V4_CASE = _case("mixed", "hy_v4", **_WIDE | HY_V4_MIXED, formats=_MIX | {"latent": "Q8_0"})
+"""The same with streams that are not mixed, sinks, and gates of each number."""
 
 READERS_CASE = _case(
     "small_mixed",

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.support import toy_dense, toy_formulas, toy_recurrent, toy_routers, toy_streams
+from tests.support import (
+    toy_dense,
+    toy_formulas,
+    toy_hy_v4,
+    toy_recurrent,
+    toy_routers,
+    toy_streams,
+)
 from tests.support.gguf_files import write_gguf
 from tests.support.known_files import write_known
 from tests.support.toy_deepseek4 import deepseek4_keys, deepseek4_layer, deepseek4_top
@@ -353,11 +360,13 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     **toy_routers.KEYS,
     **toy_formulas.KEYS,
     **toy_recurrent.KEYS,
+    **toy_hy_v4.KEYS,
 }
 _TOP: dict[str, Callable[[ToyArch, Draw], Weights]] = {
     "deepseek4": deepseek4_top,
     "gemma4": gemma4_top,
     "qwen4exp": toy_streams.streams_top,
+    **toy_hy_v4.TOP,
 }
 _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "bailingmoe3": bailingmoe3_layer,
@@ -381,6 +390,7 @@ _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     **toy_routers.LAYERS,
     **toy_formulas.LAYERS,
     **toy_recurrent.LAYERS,
+    **toy_hy_v4.LAYERS,
 }
 _OUTPUT_NORMS = dict.fromkeys(("lfm2", "lfm2moe"), "token_embd_norm.weight")
 _OUTPUT_NORMS["qwen4exp"] = "output_hc_norm.weight"

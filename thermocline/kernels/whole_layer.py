@@ -121,8 +121,30 @@ class BalancedMixer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class IndependentMixer:
+    """The same of streams that are weighed as wholes, and not mixed: independent hyper-connections.
+
+    project: [2 * streams, streams * hidden], of all streams normed together; times scales and plus base, float32 [2 * streams],
+    it gives the logits of weights, then those of shares. A weight is sigmoid + floor, a share magnitude * sigmoid + floor.
+    gain: float32 [hidden], of the norm of what a part takes; with `epsilon`, as the one before.
+    """
+
+    project: Weight
+    scales: FloatArray
+    base: FloatArray
+    magnitude: float
+    floor: float
+    gain: FloatArray
+    epsilon: float
+
+
+AnyMixer: TypeAlias = StreamMixer | BalancedMixer | IndependentMixer
+"""What a part of a layer takes of several residual streams."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StreamSum:
-    """What a model's end takes of streams that are mixed as wholes: their sum, each times sigmoid(project @ normed + base) + floor.
+    """What a model's end takes of streams that are weighed as wholes: their sum, each times sigmoid(project @ normed + base) + floor.
 
     project: [streams, streams * hidden], of all of them after an RMS norm with `epsilon`; base: float32 [streams].
     """
@@ -155,8 +177,8 @@ class NGramWeights:
 class LayerStreams:
     """What a layer has where there are several residual streams. ngrams: added before all else, where it has them."""
 
-    mixer: StreamMixer | BalancedMixer
-    feed_forward: StreamMixer | BalancedMixer
+    mixer: AnyMixer
+    feed_forward: AnyMixer
     ngrams: NGramWeights | None = None
 
 
@@ -239,9 +261,9 @@ class LowRank:
 class Indexer:
     """What chooses the positions that a token of sparse attention reads; its row of each token is cached.
 
-    q: [heads * index, rank of `LatentWeights.low`], whose heads' first numbers are turned, and those of rows: by halves, or in
-    `pairs`; k: [index, hidden], a row before its norm; gain, bias: float32 [index], of that norm, which takes the mean off
-    first, with `epsilon`. weights: [heads, hidden], how much a head says, times `scale`. pool: where positions are chosen in
+    q: [heads * index, rank of `LatentWeights.low`], whose heads' first numbers are turned, or their last ones (`turns_last`), and
+    those of rows: by halves, or in `pairs`; k: [index, hidden], a row before its norm; gain, bias: float32 [index], of that norm,
+    which takes the mean off first, with `epsilon`. weights: [heads, hidden], how much a head says, times `scale`. pool: where positions are chosen in
     blocks; None where one by one.
     """
 
@@ -254,6 +276,7 @@ class Indexer:
     scale: float
     pairs: bool
     pool: KeyPool | None = None
+    turns_last: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -277,8 +300,9 @@ class LatentWeights:
     """One layer's multi-head latent attention. norm: float32 [hidden], with the epsilon of kv_norm; or `NO_NORM`.
 
     q: [heads * width, hidden, or the rank of `low`], whose heads' last numbers are turned; kv: [latent + turned
-    numbers, hidden], the row that is cached; output: [hidden, heads * value_dim]. scale, temperature: see `Attending`.
-    gate: [heads, hidden], whose sigmoids multiply what heads give; None without. most_read: how many positions a token
+    numbers, hidden], the row that is cached; output: [hidden, heads * value_dim]. scale, temperature, sinks: see `Attending`; with
+    sinks nothing takes the expanded form, and the core has no whole layer. gate: [heads, hidden], or [heads * value_dim, hidden],
+    whose sigmoids multiply what heads give; None without. The core's whole layers and devices have a number for each head. most_read: how many positions a token
     reads, which the indexer chooses, or chose in the last layer that has one; 0 where it reads all. block: how many positions
     are chosen together.
     """
@@ -296,6 +320,7 @@ class LatentWeights:
     most_read: int = 0
     indexer: Indexer | None = None
     block: int = 1
+    sinks: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -38,6 +38,8 @@ class LatentSpec:
     """Of one head, with what is turned."""
     value_dim: int
     turned: int
+    sinks: bool = False
+    """Whether each head has a sink."""
 
     @property
     def plain(self) -> int:
@@ -51,8 +53,10 @@ class LatentSpec:
         Keys and values of a position cost rank * (plain + value_dim) multiplications per head, and then each pair of
         a token and a position this much less than in the absorbed form, which pays the same for each of its tokens. A
         power of two of at least the tokens for which both cost the same at far positions (at near ones the expanded
-        form always wins): 256 in DeepSeek and Kimi, 512 in GLM-4.7-Flash.
+        form always wins): 256 in DeepSeek and Kimi, 512 in GLM-4.7-Flash. The form has no sinks.
         """
+        if self.sinks:
+            return 0
         saved = 2 * self.rank - self.plain - self.value_dim
         if saved <= 0:
             return 0
@@ -83,6 +87,8 @@ class IndexerSpec:
     """So many last blocks are read always."""
     by_head: bool = False
     """Whether each key head has blocks of its own, whose positions all have keys."""
+    turns_last: bool = False
+    """Whether the last numbers of its heads turn, not the first."""
 
     @property
     def row(self) -> int:

@@ -16,6 +16,8 @@ from thermocline.models.mixed_layers import mixed_layer, mixed_spec
 from thermocline.models.spec import LayerKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from thermocline.kernels.dense_contract import Gating
     from thermocline.kernels.whole_layer import LatentWeights
     from thermocline.models.decoder import DecoderLayer
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from thermocline.models.weights import WeightMap
 
 _KEYS: Final = "attention.indexer."
+TYPES_KEY: Final = f"{_KEYS}types"
+"""By layer, whether it chooses, or takes the choice of an earlier one."""
 
 
 def sparse_spec(read: SpecReader, *, gating: Gating, pairs: bool) -> ModelSpec:
@@ -31,13 +35,22 @@ def sparse_spec(read: SpecReader, *, gating: Gating, pairs: bool) -> ModelSpec:
 
     pairs: neighbours turn together in the indexer's heads, which in attention's they always do.
     """
+    return with_indexer(read, routed_spec(read, gating=gating), pairs=pairs)
+
+
+def routed_spec(read: SpecReader, *, gating: Gating) -> ModelSpec:
+    """Return the dimensions of a model of latent attention with routed and shared experts. Raises ModelError."""
     read.size("attention.key_length_mla")  # files of old converters know no indexer
     spec = read.decoder(normalize_top_k=read.flag("expert_weights_norm", default=False))
     shared = read.count("expert_shared_count") * spec.expert_intermediate_size
-    # The converter leaves out a factor that the model's configuration does not have.
+    # Converters leave out a factor that the model's configuration does not have.
     is_scaled = read.has("expert_weights_scale")
     spec = mixed_spec(read, spec, gating=gating, shared=shared, scaled=is_scaled)
-    spec = with_latent(read, spec)
+    return with_latent(read, spec)
+
+
+def with_indexer(read: SpecReader, spec: ModelSpec, *, pairs: bool) -> ModelSpec:
+    """Return the dimensions with an indexer in each layer. Raises ModelError. pairs: as for `sparse_spec`."""
     # Chosen positions do not say how late the token is that reads them.
     read.refuse("attention.temperature_scale")
     read.size("attention.q_lora_rank")  # of what the indexer's queries are made
@@ -49,6 +62,14 @@ def sparse_spec(read: SpecReader, *, gating: Gating, pairs: bool) -> ModelSpec:
         layers=(),
     )
     return with_choosing_layers(replace(spec, indexer=indexer), range(spec.num_layers))
+
+
+def with_flagged_layers(read: SpecReader, spec: ModelSpec, flags: Sequence[bool]) -> ModelSpec:
+    """Return the dimensions with an indexer in the layers that the file flags. Raises ModelFileError."""
+    if not flags[0]:
+        what = "the first layer has no earlier one whose choice it could take"
+        raise read.bad(TYPES_KEY, what)
+    return with_choosing_layers(spec, (n for n, chooses in enumerate(flags) if chooses))
 
 
 def with_pooled_indexer(read: SpecReader, spec: ModelSpec) -> ModelSpec:
@@ -72,10 +93,10 @@ def with_pooled_indexer(read: SpecReader, spec: ModelSpec) -> ModelSpec:
         epsilon=read.positive_float("attention.layer_norm_epsilon", default=1e-6),
     )
     attending = [n for n, kind in enumerate(spec.layer_kinds) if kind is LayerKind.ATTENTION]
-    flags = read.layer_flags(f"{_KEYS}types", spec.num_layers) or (True,) * spec.num_layers
+    flags = read.layer_flags(TYPES_KEY, spec.num_layers) or (True,) * spec.num_layers
     if attending and not flags[attending[0]]:
         what = "the first layer that attends has no earlier one whose choice it could take"
-        raise read.bad(f"{_KEYS}types", what)
+        raise read.bad(TYPES_KEY, what)
     return with_choosing_layers(replace(spec, indexer=indexer), (n for n in attending if flags[n]))
 
 
@@ -107,6 +128,7 @@ def read_sparse_attention(weights: WeightMap, spec: ModelSpec, index: int) -> La
         scale=(of.num_heads * of.dim) ** -0.5,
         pairs=of.pairs,
         pool=_read_pool(weights, of, prefix, hidden) if of.weighs_keys else None,
+        turns_last=of.turns_last,
     )
     return replace(attention, most_read=of.most_read, indexer=indexer, block=of.block)
 

@@ -98,7 +98,9 @@ def begin_latent_attention(
     q = q.reshape(len(x), len(weights.up.keys), -1)
     gates = None
     if weights.gate is not None:
-        gates = kernels.matmul(weights.gate, normed, prompt=prompt).reshape(-1, 1)
+        # Of each head, or of each of its numbers.
+        gates = kernels.matmul(weights.gate, normed, prompt=prompt)
+        gates = gates.reshape(q.shape[0] * q.shape[1], -1)
     dense.prepare_latent(q, kv, weights.kv_norm, rope, cache, places.slots)
     copy_for_branches(cache, places)
 
@@ -144,7 +146,8 @@ def _read_all(
     values = np.empty((*q.shape[:2], weights.up.values.raw.shape[1]), np.float32)
     rule = Attending(weights.scale, temperature=weights.temperature)
     pairs = zip(segments, near, strict=True)
-    expanded = [min(segment.num_expanded, end) for segment, end in pairs]
+    may_expand = weights.sinks is None
+    expanded = [min(segment.num_expanded, end) if may_expand else 0 for segment, end in pairs]
     rows, runs = _cut(segments, [0] * len(segments), expanded)
     if runs:
         values[rows] = kernels.expanded_attention(
@@ -170,7 +173,7 @@ def _absorbed(
 ) -> FloatArray:
     """Return float32 [rows, heads, value_dim]: attention whose queries are in the terms of cached rows."""
     up = weights.up
-    rule = Attending(weights.scale, temperature=weights.temperature)
+    rule = Attending(weights.scale, temperature=weights.temperature, sinks=weights.sinks)
     plain, turned = np.split(q, [up.keys.cols], axis=-1)
     absorbed = kernels.multiply_heads(up.keys, np.ascontiguousarray(plain))
     queries = np.concatenate((absorbed, turned), axis=-1)
@@ -210,6 +213,8 @@ def _ask(
     )
     dim = rows.shape[1]
     heads = np.concatenate((queries.reshape(len(rows), -1, dim), (rows + indexer.bias)[:, None]), 1)
+    if indexer.turns_last:  # a head's numbers may have any order
+        heads = np.roll(heads, 2 * rope.cosines.shape[1], axis=2)
     turn_heads(dense, heads, replace(rope, pairs=indexer.pairs))
     keys, places = heads[:, -1], chunk.places(window=False)
     said = kernels.matmul(indexer.weights, normed) * np.float32(indexer.scale)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.dense_contract import DenseKernels, LayerCache, PostNorm
     from thermocline.kernels.weight import FloatArray, IntArray, Weight
     from thermocline.kernels.whole_layer import (
-        BalancedMixer,
+        AnyMixer,
         BlockIndexer,
         LayerEmbedding,
         LayerParts,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         OnRouted,
         OutputGate,
         SharedExpert,
-        StreamMixer,
     )
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import CachePlaces, Chunk, LayerIndex
@@ -283,7 +282,7 @@ def route(
 def _route_streams(
     kernels: Kernels,
     parts: LayerParts,
-    mixer: StreamMixer | BalancedMixer,
+    mixer: AnyMixer,
     x: FloatArray,
     prompt: bool,
     token_ids: IntArray | None,

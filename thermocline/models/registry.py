@@ -88,6 +88,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "glm-dsa",
             "glm5-next",
             "deepseek4",
+            "hy_v4",
             "minimax-m3",
         )
     }

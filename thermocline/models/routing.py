@@ -9,7 +9,7 @@ from thermocline.kernels.dense_contract import RoutingRule
 
 if TYPE_CHECKING:
     from thermocline.kernels.weight import FloatArray, IntArray, Weight
-    from thermocline.kernels.whole_layer import BalancedMixer, StreamMixer
+    from thermocline.kernels.whole_layer import AnyMixer
     from thermocline.messages import LayerEnding, Routing
     from thermocline.models.router_rule import RouterRule
 
@@ -30,7 +30,7 @@ class RouterWeights:
     epsilon: float
     rule: RoutingRule
     centers: bool = False
-    mixer: StreamMixer | BalancedMixer | None = None
+    mixer: AnyMixer | None = None
     by_token: IntArray | None = None
 
 

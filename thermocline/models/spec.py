@@ -43,7 +43,9 @@ class StreamsSpec:
     floor: float = 0.0
     """What is added to weights, and to sums that are divided by, of streams that are mixed as wholes."""
     sums: bool = False
-    """Whether the model's end takes a weighed sum of such streams; else their mean."""
+    """Whether the model's end takes a weighed sum of streams without such matrices; else their mean."""
+    magnitude: float = 0.0
+    """The most, but for the floor, that a stream takes of what a part gives, where streams are not mixed; 0 where they are."""
 
 
 @dataclass(frozen=True, slots=True)

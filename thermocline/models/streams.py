@@ -14,7 +14,9 @@ import numpy as np
 from thermocline.kernels.dense_contract import MAX_STREAMS, Activation, BalanceRule
 from thermocline.kernels.whole_layer import (
     NO_NORM,
+    AnyMixer,
     BalancedMixer,
+    IndependentMixer,
     LayerStreams,
     StreamMixer,
     StreamSum,
@@ -58,11 +60,13 @@ def normed_streams(
 
 
 def narrow(
-    kernels: Kernels, mixer: StreamMixer | BalancedMixer, x: FloatArray, *, prompt: bool
+    kernels: Kernels, mixer: AnyMixer, x: FloatArray, *, prompt: bool
 ) -> Taken:
     """Return what a part takes of the streams x [T, streams * D], and what is left of them."""
     if isinstance(mixer, BalancedMixer):
         return _weigh_streams(kernels, mixer, x)
+    if isinstance(mixer, IndependentMixer):
+        return _weigh_alone(kernels, mixer, x)
     assert mixer.shares is not None, "a layer's mixer has shares"
     normed = normed_streams(kernels.dense, x, mixer.gain, mixer.epsilon)
     logits = kernels.matmul(mixer.shares, normed.reshape(len(x), -1))
@@ -102,12 +106,19 @@ def _gated_mean(
 
 
 def _weighed_sum(kernels: Kernels, of: StreamSum, x: FloatArray) -> FloatArray:
-    """Return the sum of streams x [T, streams * D], each by its weight, added in order."""
+    """Return the sum of streams x [T, streams * D], each by its weight."""
     normed = kernels.dense.rms_norm(x, _ones(x.shape[1]), of.epsilon)
     logits = kernels.matmul(of.project, normed) + of.base
-    shares = _sigmoids(kernels.dense, logits, 1) + np.float32(of.floor)
-    streams = x.reshape(len(x), len(of.base), -1)
-    return sum_in_order(streams * shares[:, :, None], 1)[:, 0]
+    return _summed(x, _sigmoids(kernels.dense, logits, 1) + np.float32(of.floor))
+
+
+def _summed(x: FloatArray, shares: FloatArray) -> FloatArray:
+    """Return the sum of streams x [T, streams * D] times shares [T, streams], added in order."""
+    streams = x.reshape(*shares.shape, -1)
+    total: FloatArray = streams[:, 0] * shares[:, :1]
+    for number in range(1, shares.shape[1]):
+        total += streams[:, number] * shares[:, number : number + 1]
+    return total
 
 
 def _mean(streams: FloatArray) -> FloatArray:
@@ -123,6 +134,17 @@ def _weigh_streams(kernels: Kernels, mixer: BalancedMixer, x: FloatArray) -> Tak
     normed = dense.rms_norm(x, _ones(x.shape[1]), mixer.epsilon)
     taken, rest, shares = dense.take_streams(x, kernels.matmul(mixer.project, normed), mixer.rule)
     return Taken(dense.rms_norm(taken, mixer.gain, mixer.epsilon), rest, shares)
+
+
+def _weigh_alone(kernels: Kernels, mixer: IndependentMixer, x: FloatArray) -> Taken:
+    """Return what a part takes of streams that are weighed as wholes, all of which are left."""
+    dense, count = kernels.dense, len(mixer.base) // 2
+    normed = dense.rms_norm(x, _ones(x.shape[1]), mixer.epsilon)
+    logits = kernels.matmul(mixer.project, normed) * mixer.scales + mixer.base
+    found, floor = _sigmoids(dense, logits, 1), np.float32(mixer.floor)
+    taken = _summed(x, found[:, :count] + floor)
+    shares = found[:, count:] * np.float32(mixer.magnitude) + floor
+    return Taken(dense.rms_norm(taken, mixer.gain, mixer.epsilon), x, shares)
 
 
 def sum_in_order(array: FloatArray, axis: int) -> FloatArray:
@@ -149,6 +171,16 @@ def balanced_streams(read: SpecReader, *, sums: bool = False) -> StreamsSpec:
         rounds=read.size("hyper_connection.sinkhorn_iterations"),
         floor=read.positive_float("hyper_connection.epsilon"),
         sums=sums,
+    )
+
+
+def independent_streams(read: SpecReader) -> StreamsSpec:
+    """Return what the file says of streams that are weighed as wholes and not mixed. Raises ModelFileError."""
+    return StreamsSpec(
+        read.size("hyper_connection.count"),
+        floor=read.positive_float("hyper_connection.epsilon"),
+        sums=True,
+        magnitude=read.positive_float("hyper_connection.magnitude"),
     )
 
 
@@ -211,6 +243,23 @@ def _read_balanced_mixer(
     )
 
 
+def _read_independent_mixer(
+    weights: WeightMap, spec: ModelSpec, prefix: str, gain: FloatArray
+) -> IndependentMixer:
+    streams = spec.streams
+    assert streams is not None, "a model of one residual stream"
+    count = streams.count
+    return IndependentMixer(
+        weights.matrix(f"{prefix}_fn.weight", 2 * count, spec.stream_size),
+        np.repeat(weights.vector(f"{prefix}_scale.weight", 2), count),
+        weights.vector(f"{prefix}_base.weight", 2 * count),
+        streams.magnitude,
+        streams.floor,
+        gain,
+        spec.rms_epsilon,
+    )
+
+
 def read_layer_streams(weights: WeightMap, spec: ModelSpec, index: int) -> LayerStreams:
     """Return a layer's mixers, with the norms of what its parts take; n-grams are read apart. Raises ModelFileError."""
     prefix, parts = f"blk.{index}.", ("attn", "ffn")
@@ -219,8 +268,7 @@ def read_layer_streams(weights: WeightMap, spec: ModelSpec, index: int) -> Layer
         mixers = [read_stream_mixer(weights, spec, f"{prefix}hc_{part}") for part in parts]
         return LayerStreams(mixers[0], mixers[1])
     gains = [weights.vector(f"{prefix}{part}_norm.weight", spec.hidden_size) for part in parts]
+    read_mixer = _read_independent_mixer if spec.streams.magnitude else _read_balanced_mixer
     pairs = zip(parts, gains, strict=True)
-    wholes = [
-        _read_balanced_mixer(weights, spec, f"{prefix}hc_{part}", gain) for part, gain in pairs
-    ]
+    wholes = [read_mixer(weights, spec, f"{prefix}hc_{part}", gain) for part, gain in pairs]
     return LayerStreams(wholes[0], wholes[1])

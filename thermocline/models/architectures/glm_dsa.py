@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from thermocline.kernels.dense_contract import Gating
-from thermocline.models.choosing import with_choosing_layers
-from thermocline.models.indexer import sparse_layer, sparse_spec
+from thermocline.models.indexer import (
+    TYPES_KEY,
+    sparse_layer,
+    sparse_spec,
+    with_flagged_layers,
+)
 from thermocline.models.metadata import SpecReader
 
 if TYPE_CHECKING:
@@ -15,7 +19,6 @@ if TYPE_CHECKING:
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import WeightMap
 
-_TYPES: Final = "attention.indexer.types"
 # The first files of GLM-5.2, which is the one with contexts so long, do not say which layers choose.
 _LONG_CONTEXT, _FIRST_SHARED, _PERIOD = 1 << 20, 2, 4
 
@@ -24,16 +27,14 @@ def read_spec(file: ModelFile) -> ModelSpec:
     """See `Architecture.read_spec`. Files without a gating function mean sigmoids."""
     read = SpecReader(file, is_latent=True)
     spec = sparse_spec(read, gating=read.gating(default=Gating.SIGMOID), pairs=True)
-    flags = read.layer_flags(_TYPES, spec.num_layers)
+    flags = read.layer_flags(TYPES_KEY, spec.num_layers)
     if not flags and spec.context_length >= _LONG_CONTEXT:
         flags = tuple(
             n < _FIRST_SHARED or (n - _FIRST_SHARED) % _PERIOD == 0 for n in range(spec.num_layers)
         )
     if not flags:
         return spec
-    if not flags[0]:
-        raise read.bad(_TYPES, "the first layer has no earlier one whose choice it could take")
-    return with_choosing_layers(spec, (n for n, chooses in enumerate(flags) if chooses))
+    return with_flagged_layers(read, spec, flags)
 
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
