@@ -15,6 +15,7 @@ from tests.support.arch_cases import (
     DENSE_HYBRID_CASE,
     DENSE_SIBLING_CASES,
     GLM5_CASE,
+    HY_V4_CASE,
     LLAMA_CASES,
     LONG_PROMPTS,
     MINIMAX_M3_CASE,
@@ -123,6 +124,7 @@ ALL_CHOSEN = [
         STREAMS_CASE,
         GLM5_CASE,
         DEEPSEEK4_CASE,
+        HY_V4_CASE,
         MINIMAX_M3_CASE,
     )
 ]

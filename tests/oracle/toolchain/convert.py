@@ -51,6 +51,7 @@ _OWN_VOCABULARIES = {
     "granitemoe": ("granite", "GraniteMoeModel"),
     "granitemoe_swa": ("granite", "GraniteMoeSWAModel"),
     "hunyuan-dense": ("hunyuan", "HunYuanModel"),
+    "hy_v4": ("deepseek", "DeepseekV2Model"),
     "hunyuan-moe": ("hunyuan", "HunYuanMoEModel"),
     "kimi_linear": ("kimi_linear", "KimiLinearModel"),
     "nemotron_h": ("nemotron", "NemotronHModel"),

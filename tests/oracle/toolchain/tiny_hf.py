@@ -17,6 +17,7 @@ from tests.oracle.toolchain import (
     tiny_deepseek4,
     tiny_formulas,
     tiny_glm5,
+    tiny_hy_v4,
     tiny_latent,
     tiny_minimax_m3,
     tiny_recurrent,
@@ -96,7 +97,7 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
         tiny_formulas.pack_experts(folder, model)
     published = tiny_routers.PUBLISHED | tiny_formulas.PUBLISHED
     published |= tiny_recurrent.PUBLISHED | tiny_latent.PUBLISHED | tiny_streams.PUBLISHED
-    published |= tiny_glm5.PUBLISHED | tiny_minimax_m3.PUBLISHED
+    published |= tiny_glm5.PUBLISHED | tiny_hy_v4.PUBLISHED | tiny_minimax_m3.PUBLISHED
     if tiny.arch in published:
         published[tiny.arch](folder, config)
     save_tokenizer(folder, tiny.arch)
@@ -402,6 +403,7 @@ _CLASSES = {
     **tiny_formulas.CLASSES,
     **tiny_deepseek4.CLASSES,
     **tiny_glm5.CLASSES,
+    **tiny_hy_v4.CLASSES,
     **tiny_latent.CLASSES,
     **tiny_minimax_m3.CLASSES,
     **tiny_recurrent.CLASSES,
@@ -432,6 +434,7 @@ _CONFIGS = {
     **tiny_formulas.CONFIGS,
     **tiny_deepseek4.CONFIGS,
     **tiny_glm5.CONFIGS,
+    **tiny_hy_v4.CONFIGS,
     **tiny_latent.CONFIGS,
     **tiny_minimax_m3.CONFIGS,
     **tiny_recurrent.CONFIGS,
