@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tests.support.toy_latent import deepseek2_layer, deepseek32_keys, deepseek32_layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import numpy as np
 
     from tests.support.toy_archs import ToyArch
     from tests.support.toy_parts import Draw

@@ -59,9 +59,7 @@ def normed_streams(
     return normed
 
 
-def narrow(
-    kernels: Kernels, mixer: AnyMixer, x: FloatArray, *, prompt: bool
-) -> Taken:
+def narrow(kernels: Kernels, mixer: AnyMixer, x: FloatArray, *, prompt: bool) -> Taken:
     """Return what a part takes of the streams x [T, streams * D], and what is left of them."""
     if isinstance(mixer, BalancedMixer):
         return _weigh_streams(kernels, mixer, x)

@@ -388,22 +388,7 @@ _LLAMA3 = {
 }
 _LIMITS = ("swiglu_limits", "swiglu_limits_shared")
 _STEP_WIDE = {"moe_intermediate_size": 256, "share_expert_dim": 256}
-OTHERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("long", "maple", {"layers": 5, "seed": 3}),
-    ("long", "smallthinker", {"layers": 5, "seed": 4}),
-    ("softmax", "smallthinker", {"options": {"window": 0, "gates_by_sigmoid": False}, "seed": 5}),
-    ("long", "step35", {"layers": 5, "seed": 3}),
-    ("extra_blocks", "step35", {"layers": 5, "extra_block": True, "seed": 4}),
-    ("llama3", "step35", {"layers": 4, "options": {"full_rope": _LLAMA3}, "seed": 5}),
-    ("unlimited", "step35", {"options": dict.fromkeys(_LIMITS), "seed": 6}),
-)
-"""More cases: their names, architectures, and how a model is otherwise."""
-MIXED: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("wide", "maple", {"layers": 4, "options": {"moe_intermediate_size": 256}}),
-    ("wide", "step35", {"layers": 4, "options": _STEP_WIDE}),
-)
-"""The same of models that are quantised."""
-MIMO_UNEVEN = {
+_MIMO_UNEVEN = {
     "num_attention_heads": 6,
     "num_key_value_heads": 3,
     "n_routed_experts": 6,
@@ -421,6 +406,23 @@ MIMO_UNEVEN = {
     "sliding_window": 7,
     "rms_norm_eps": 1e-5,
 }
+OTHERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("long", "maple", {"layers": 5, "seed": 3}),
+    ("long", "smallthinker", {"layers": 5, "seed": 4}),
+    ("softmax", "smallthinker", {"options": {"window": 0, "gates_by_sigmoid": False}, "seed": 5}),
+    ("long", "step35", {"layers": 5, "seed": 3}),
+    ("extra_blocks", "step35", {"layers": 5, "extra_block": True, "seed": 4}),
+    ("llama3", "step35", {"layers": 4, "options": {"full_rope": _LLAMA3}, "seed": 5}),
+    ("uneven", "mimo2", {"layers": 5, "options": _MIMO_UNEVEN, "seed": 2}),
+    ("extra_block", "mimo2", {"layers": 3, "extra_block": True, "seed": 3}),
+    ("unlimited", "step35", {"options": dict.fromkeys(_LIMITS), "seed": 6}),
+)
+"""More cases: their names, architectures, and how a model is otherwise."""
+MIXED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("wide", "maple", {"layers": 4, "options": {"moe_intermediate_size": 256}}),
+    ("wide", "step35", {"layers": 4, "options": _STEP_WIDE}),
+)
+"""The same of models that are quantised."""
 MIMO_WIDE = {
     "moe_intermediate_size": 256,
     "intermediate_size": 256,

@@ -22,7 +22,7 @@ from tests.oracle.toolchain.convert import convert
 from tests.oracle.toolchain.nvfp4 import quantise_checkpoint
 from tests.oracle.toolchain.quantise import quantise
 from tests.oracle.toolchain.tiny_deepseek4 import DEEPSEEK4_MIXED, DEEPSEEK4_PACKED
-from tests.oracle.toolchain.tiny_formulas import MIMO_UNEVEN, MIMO_WIDE
+from tests.oracle.toolchain.tiny_formulas import MIMO_WIDE
 from tests.oracle.toolchain.tiny_hf import NUM_TOKENS, TinyModel, save_tiny_model
 from tests.oracle.toolchain.tiny_latent import LITE_LAYERS
 from tests.oracle.toolchain.tiny_routers import CLASSES, wide_experts
@@ -277,8 +277,6 @@ OTHER_CASES = (
     _case("tied", "granitemoe", options={"tie_word_embeddings": True}, seed=5),
     _case("unshared", "ernie4_5-moe", options={"moe_num_shared_experts": 0}, seed=6),
     _case("uneven", "gpt-oss", layers=5, options={"num_local_experts": 5, "head_dim": 24}, seed=3),
-    _case("uneven", "mimo2", layers=5, options=MIMO_UNEVEN, seed=2),
-    _case("extra_block", "mimo2", layers=3, extra_block=True, seed=3),
     _case("no_blocks", "mimo2", "--no-mtp", "--fuse-qkv", layers=7, seed=4),
     _case("small", "deepseek_v2", layers=LITE_LAYERS),
     _case("small", "deepseek_v3", layers=3),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from thermocline.kernels.dense_contract import Gating
 from thermocline.models.indexer import (
