@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 BENCHMARKS := quick llama llama-gpu llama-qwen35moe llama-olmoe kt layer types lag memory published requests agent overlap overhead http http-large larger predictions experts foresight link streaming round-trip workers gpu settings speculation ranks rank-speed
 
 .PHONY: demo test lint check install docs wheels image fuzz fuzz-api fuzz-wire reliability soak audit hashes schedules speculation parallel prompts allocations sanitize check-neon check-gpu oracle clients golden stub demo-model \
-	sample-trace load results picture proof-cpu gpu-proof clean bench $(BENCHMARKS:%=bench-%)
+	sample-trace load results picture proof-cpu gpu-proof check-benchmarks clean bench $(BENCHMARKS:%=bench-%)
 
 demo: $(VENV)/.installed-run
 	$(BIN)/thermocline demo
@@ -156,6 +156,10 @@ bench: bench-layer bench-types bench-lag bench-llama
 
 $(BENCHMARKS:%=bench-%): bench-%: $(VENV)/.installed-dev
 	scripts/bench.sh $* $(ARGS)
+
+# Every benchmark to its end on a tiny model, and what it wrote looked at; the test suite runs those of a second.
+check-benchmarks: $(VENV)/.installed-dev
+	THERMOCLINE_BENCHMARKS=1 scripts/test.sh tests/benchmarks --timeout 600
 
 # Write the figures of README.md and docs/benchmarks.md from docs/results; the test suite checks them.
 results: $(VENV)/.installed-dev

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import platform
 import shutil
 import statistics
@@ -47,6 +48,9 @@ from thermocline.calibration import calibrate
 from thermocline.demo import DEMO_MODEL_PATH
 
 PYTHON = llama_python(None)
+LONG = pytest.mark.skipif(
+    "THERMOCLINE_BENCHMARKS" not in os.environ, reason="seconds each: make check-benchmarks"
+)
 
 
 def rows_of(path):
@@ -274,7 +278,7 @@ def test_the_ring_has_a_limit_of_its_own(monkeypatch, tmp_path, capsys):
     assert "BROKEN  decode, the ring with a hot lane: 81.0 us more" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@LONG
 def test_predictions_are_held_against_runs(tmp_path, capsys, monkeypatch):
     """Both phases have a predicted and a real speed, and their ratio; the verdict is printed."""
     out = tmp_path / "predictions.csv"
@@ -288,7 +292,7 @@ def test_predictions_are_held_against_runs(tmp_path, capsys, monkeypatch):
     assert "within 15 %" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@LONG
 def test_published_models_are_looked_at(tmp_path, capsys):
     """Each look at the smallest model has its seconds and its memory, within what is required of memory."""
     out = tmp_path / "published.csv"
@@ -301,7 +305,7 @@ def test_published_models_are_looked_at(tmp_path, capsys):
     assert capsys.readouterr().out.count("OLMoE-1B-7B") == 3
 
 
-@pytest.mark.slow
+@LONG
 def test_the_expert_cache_is_replayed(tmp_path, capsys):
     """On three routings, each named in its rows: faster than LRU and the best fixed set where there is something to
     know, and never worse than the CPU alone."""
@@ -317,7 +321,7 @@ def test_the_expert_cache_is_replayed(tmp_path, capsys):
     assert text.count("0 experts, and says: nothing is copied") == 3
 
 
-@pytest.mark.slow
+@LONG
 def test_foresight_is_counted_by_routing(tmp_path, capsys):
     """Each routing has shares by layer (a busy machine scores not all), and the optimum finds what recency does."""
     out = tmp_path / "rows.csv"
@@ -422,6 +426,7 @@ def test_the_proofs_run(tmp_path, capsys):
     assert {"decode, 1 threads, layer", "memory read, 1 threads", "pinned to device"} <= names
 
 
+@LONG
 def test_a_session_waits_for_its_new_tokens(tmp_path, capsys):
     """Kernels with one arithmetic compute what is new and the rest of a block; each turn has its figures."""
     out = tmp_path / "agent.csv"
@@ -436,6 +441,7 @@ def test_a_session_waits_for_its_new_tokens(tmp_path, capsys):
     assert all(line.startswith("pass  ") for line in said), said
 
 
+@LONG
 def test_workers_are_measured(tmp_path, capsys):
     """Round trips of each case, and every side of workers with both speeds; requirements get a verdict."""
     out = tmp_path / "trips.csv"

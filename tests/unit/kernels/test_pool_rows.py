@@ -21,6 +21,10 @@ def case(n: int, count: int, width: int, scale: float = 2.0):
     return rows, np.float32(scale) * gates, places
 
 
+# Of the same numbers for every implementation: it takes longer than all of them.
+_known: dict[tuple[int, ...], np.ndarray] = {}
+
+
 def by_definition(rows: np.ndarray, gates: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Return what one entry gives, number by number in double."""
     count, width = rows.shape
@@ -37,22 +41,24 @@ def by_definition(rows: np.ndarray, gates: np.ndarray, places: np.ndarray) -> np
 
 @pytest.mark.parametrize("count", [1, 2, 8, 128])
 @pytest.mark.parametrize("width", [1, 16, 37, 64, 131])
-@pytest.mark.parametrize("n", [0, 1, 3])
-def test_rows_are_weighed_by_their_gates(dense, n, count, width):  # noqa: F811
+def test_rows_are_weighed_by_their_gates(dense, count, width):  # noqa: F811
     """A softmax of each number by itself; inputs stay, and each entry is treated by itself."""
-    given = case(n, count, width)
-    kept = [each.copy() for each in given]
-    found = dense.pool_rows(*given)
-    assert found.shape == (n, width)
-    assert found.dtype == np.float32
-    for before, after in zip(kept, given, strict=True):
-        np.testing.assert_array_equal(before, after)
-    rows, gates, places = given
-    for entry in range(n):
-        expected = by_definition(rows[entry], gates[entry], places)
-        assert_within(found[entry], expected, "product/float32")
-        alone = dense.pool_rows(rows[entry : entry + 1], gates[entry : entry + 1], places)
-        np.testing.assert_array_equal(alone[0], found[entry])
+    for n in (0, 1, 3):
+        given = case(n, count, width)
+        kept = [each.copy() for each in given]
+        found = dense.pool_rows(*given)
+        assert found.shape == (n, width)
+        assert found.dtype == np.float32
+        for before, after in zip(kept, given, strict=True):
+            np.testing.assert_array_equal(before, after)
+        rows, gates, places = given
+        for entry in range(n):
+            key = n, count, width, entry
+            if key not in _known:
+                _known[key] = by_definition(rows[entry], gates[entry], places)
+            assert_within(found[entry], _known[key], "product/float32")
+            alone = dense.pool_rows(rows[entry : entry + 1], gates[entry : entry + 1], places)
+            np.testing.assert_array_equal(alone[0], found[entry])
 
 
 @pytest.mark.parametrize("isa", DENSE_ISAS)
