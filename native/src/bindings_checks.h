@@ -49,7 +49,8 @@ inline void require_spans(const In<int32_t, 1>& starts, int64_t end) {
 inline void require_rule(const RouteRule& rule, int64_t experts) {
     require(rule.chosen >= 1 && rule.chosen <= experts, "at least one and at most all experts are chosen");
     const int gating = static_cast<int>(rule.gating);
-    require(gating >= static_cast<int>(Gating::Softmax) && gating <= static_cast<int>(Gating::SqrtSoftplus),
+    require((gating >= static_cast<int>(Gating::Softmax) && gating <= static_cast<int>(Gating::SqrtSoftplus)) ||
+                rule.gating == Gating::NearBest,
             "no such gating");
     require(rule.groups >= 1 && experts % rule.groups == 0, "experts must be a multiple of their groups");
     const int64_t members = experts / rule.groups;

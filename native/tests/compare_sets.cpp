@@ -346,7 +346,8 @@ double compare_routes(const Compute& ours, const Compute& portable) {
     std::vector<int32_t> given;
     for (int64_t i = 0; i < kTokens * kChosen; ++i) given.push_back(static_cast<int32_t>(g_random() % kExperts));
     double worst = 0.0;
-    for (const Gating gating : {Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxChosen, Gating::SqrtSoftplus})
+    for (const Gating gating : {Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxChosen, Gating::SqrtSoftplus,
+                                Gating::NearBest})
         for (const int32_t* const ids_given : {static_cast<const int32_t*>(nullptr), static_cast<const int32_t*>(given.data())}) {
             const auto run = [&](const Compute& compute, std::vector<int32_t>& ids) {
                 std::vector<float> weights(kTokens * kChosen, NAN);

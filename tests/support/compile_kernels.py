@@ -277,6 +277,7 @@ def routing() -> Iterator[Case]:
         rule = {"gating": gating.name, "normalize": gating is not Gating.SOFTMAX_CHOSEN}
         has_bias = gating in (Gating.SIGMOID, Gating.SQRT_SOFTPLUS)
         rule |= {"has_bias": has_bias, "has_logit_bias": gating is Gating.SOFTMAX}
+        rule |= {"near_range": 0.02}
         yield Case(choose_kernel, types, sizes | rule, 1)
     types = dict.fromkeys(("slots_ptr", "counts_ptr", "rows_ptr", "pair_of_ptr"), "*i32")
     types |= {"table_ptr": "*i32", "ids_ptr": "*i64", "num_live_ptr": "*i64", "num_pairs": "i32"}

@@ -161,7 +161,7 @@ class Attending:
 
 
 class Gating(IntEnum):
-    """How router logits become scores. The values are GGUF's, and the compiled core's."""
+    """How router logits become scores. The values are the compiled core's, and GGUF's but for the last."""
 
     SOFTMAX = 1
     """Over all experts together."""
@@ -171,6 +171,15 @@ class Gating(IntEnum):
     """The logits decide, and the weights are a softmax over the chosen ones alone."""
     SQRT_SOFTPLUS = 4
     """Each by itself: the square root of ln(1 + e^logit)."""
+    NEAR_BEST = 64
+    """The logits decide; a chosen one's weight is its share in a softmax of those near it that were not chosen before.
+
+    Others are near it unless it - other is above `NEAR_BEST_RANGE` * max(|other|, it). No file names this.
+    """
+
+
+NEAR_BEST_RANGE: Final = 0.02
+"""Of `Gating.NEAR_BEST`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thermocline.kernels.dense_contract import Gating
+from thermocline.kernels.dense_contract import NEAR_BEST_RANGE, Gating
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -84,6 +84,20 @@ def _weights(
             return _sqrt_softplus(np.take_along_axis(logits, chosen, axis=-1))
         case Gating.SOFTMAX_CHOSEN:
             return _softmax(np.take_along_axis(logits, chosen, axis=-1))
+        case Gating.NEAR_BEST:
+            return _near_shares(logits, chosen)
+
+
+def _near_shares(logits: NDArray[np.floating], chosen: NDArray[np.integer]) -> NDArray[np.floating]:
+    """Return the weights [tokens, chosen] of `Gating.NEAR_BEST`."""
+    left, shares = logits.copy(), np.empty(chosen.shape)
+    for place in range(chosen.shape[1]):
+        own = np.take_along_axis(logits, chosen[:, place : place + 1], axis=-1)
+        is_far = own - left > NEAR_BEST_RANGE * np.maximum(np.abs(left), own)
+        near = np.where(is_far, -np.inf, left)
+        shares[:, place] = 1.0 / np.exp(near - own).sum(axis=-1)
+        np.put_along_axis(left, chosen[:, place : place + 1], -np.inf, axis=-1)
+    return shares
 
 
 def _best_groups(scores: NDArray[np.floating], rule: RoutingRule) -> NDArray[np.floating]:

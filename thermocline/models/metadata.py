@@ -31,6 +31,7 @@ _WITH_MULTIPLIER: Final = ("mistral3",)
 _PAIRS: Final = "tokenizer.chat_template.rerank"
 # Experts are sorted as 16-bit numbers.
 _MAX_EXPERTS: Final = 1 << 16
+_GATING_OF_FILES: Final = tuple(set(Gating) - {Gating.NEAR_BEST})
 
 
 class SpecReader(KeyReader):
@@ -59,7 +60,7 @@ class SpecReader(KeyReader):
             value = self._metadata.get_int(name)
         else:
             value = self._metadata.get_int(name, default=int(default))
-        if value not in tuple(Gating):
+        if value not in _GATING_OF_FILES:
             raise self._unsupported(f"{name} = {value}")
         return Gating(value)
 

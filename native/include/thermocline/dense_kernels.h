@@ -193,7 +193,11 @@ struct AttentionKernels {
 };
 
 // How router logits become scores: over all experts together, over the chosen ones alone, or each by itself.
-enum class Gating : int { Softmax = 1, Sigmoid = 2, SoftmaxChosen = 3, SqrtSoftplus = 4 };
+enum class Gating : int { Softmax = 1, Sigmoid = 2, SoftmaxChosen = 3, SqrtSoftplus = 4, NearBest = 64 };
+
+// Logits lie near the best one if they are below it by at most this part of the larger of their size and the best.
+constexpr float kNearBest = 0.02f;
+
 
 // How a token's experts are chosen from its logits, and weighed.
 struct RouteRule {

@@ -70,6 +70,27 @@ inline void keep_groups(const RouteRule& rule, int64_t experts, float* scores, f
     }
 }
 
+// Of each chosen expert its share in a softmax of logits that lie near its own, of experts that were not chosen before it.
+// near: scratch of a number per expert.
+inline void near_shares(const RouteJob& job, const float* logits, float* near, const int32_t* ids, float* weights) {
+    for (int64_t k = 0; k < job.rule.chosen; ++k) {
+        const float best = logits[ids[k]];
+        int64_t count = 0;
+        for (int64_t e = 0; e < job.experts; ++e) {
+            const float x = logits[e], size = x < 0.0f ? -x : x;
+            if (best - x > kNearBest * (size > best ? size : best)) continue;
+            bool before = false;
+            for (int64_t j = 0; j < k; ++j) before |= ids[j] == e;
+            if (!before) near[count++] = x - best;
+        }
+        Vec sums = zero();
+        each_vector(count, [&](int64_t i, int64_t n) {
+            sums = add(sums, keep_lanes(exp(load_lanes(near + i, n)), 0, n, 0.0f));
+        });
+        weights[k] = 1.0f / reduce_add(sums);
+    }
+}
+
 // Any rule. probabilities: what the weights are; scores: what decides, unless ids are given.
 inline void scored_route(const RouteJob& job, const float* logits, float* scratch, const int32_t* given, int32_t* ids,
                          float* weights) {
@@ -103,6 +124,7 @@ inline void scored_route(const RouteJob& job, const float* logits, float* scratc
     }
     for (int64_t k = 0; k < rule.chosen; ++k) weights[k] = probabilities[ids[k]];
     if (rule.gating == Gating::SoftmaxChosen) softmax(weights, rule.chosen, weights);
+    if (rule.gating == Gating::NearBest) near_shares(job, probabilities, scores, ids, weights);
 }
 
 void route(const RouteJob& job, int64_t first_token, int64_t last_token) {

@@ -63,6 +63,16 @@ def softmax(numbers: list[float]) -> list[float]:
     return [share / sum(shares) for share in shares]
 
 
+def near_shares(logits: list[float], ids: list[int]) -> list[float]:
+    left, shares = dict(enumerate(logits)), []
+    for own in ids:
+        best = logits[own]
+        near = [x for x in left.values() if best - x <= 0.02 * max(abs(x), best)]
+        shares.append(1 / sum(math.exp(x - best) for x in near))
+        del left[own]
+    return shares
+
+
 def by_hand(
     row: np.ndarray, rule: RoutingRule, given: list[int] | None = None
 ) -> tuple[list[int], list[float]]:
@@ -77,7 +87,7 @@ def by_hand(
             shares = [1 / (1 + math.exp(-x)) for x in logits]
         case Gating.SQRT_SOFTPLUS:
             shares = [math.sqrt(math.log1p(math.exp(x))) for x in logits]
-        case Gating.SOFTMAX_CHOSEN:
+        case Gating.SOFTMAX_CHOSEN | Gating.NEAR_BEST:
             shares = logits
     scores = list(shares)
     if rule.bias is not None:
@@ -92,6 +102,8 @@ def by_hand(
     weights = [shares[e] for e in ids]
     if rule.gating is Gating.SOFTMAX_CHOSEN:
         weights = softmax(weights)
+    if rule.gating is Gating.NEAR_BEST:
+        weights = near_shares(logits, ids)
     divisor = max(sum(weights), rule.min_sum) if rule.normalize else 1.0
     return ids, [weight / divisor * rule.scale for weight in weights]
 
@@ -110,6 +122,26 @@ def test_every_rule_is_what_it_says(dense, shape, gating, biased, logit_biased):
         expected = [by_hand(row, own) for row in logits]
         assert ids.tolist() == [each for each, _ in expected]
         np.testing.assert_allclose(weights, [each for _, each in expected], rtol=2e-6)
+
+
+def test_a_weight_is_shared_with_logits_near_it(dense):
+    """A second as near as the range allows takes its share, and none beyond, above zero and below; then it has all."""
+    rule = RoutingRule(2, False, 1e-5, 1.0, Gating.NEAR_BEST)
+    rows = [
+        ([10.0, 9.81, 1.0], [1 / (1 + math.exp(-0.19)), 1.0]),
+        ([10.0, 9.79, 1.0], [1.0, 1.0]),
+        ([-10.0, -10.19, -30.0], [1 / (1 + math.exp(-0.19)), 1.0]),
+        ([-10.0, -10.21, -30.0], [1.0, 1.0]),
+        ([4.0, 4.0, 4.0], [1 / 3, 1 / 2]),
+        ([0.0, 0.0, -1.0], [1 / 2, 1.0]),
+        (
+            [9.0, 8.99, 8.98],
+            [1 / (1 + math.exp(-0.01) + math.exp(-0.02)), 1 / (1 + math.exp(-0.01))],
+        ),
+    ]
+    ids, weights = dense.route(np.array([row for row, _ in rows], np.float32), rule)
+    assert ids.tolist() == [[0, 1]] * len(rows)
+    np.testing.assert_allclose(weights, [expected for _, expected in rows], rtol=2e-6)
 
 
 def test_square_roots_of_softplus_far_from_zero(dense):

@@ -263,6 +263,7 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("qwen35moe", "ssm.conv_kernel", 1, ModelFileError),
         ("qwen35moe", "nextn_predict_layers", 4, ModelFileError),
         ("laguna", "expert_gating_func", 5, UnsupportedModelError),
+        ("laguna", "expert_gating_func", 64, UnsupportedModelError),
         ("laguna", "expert_shared_count", 2, UnsupportedModelError),
         ("laguna", "rope.scaling.type", "su", UnsupportedModelError),
         ("laguna", "rope.scaling.yarn_log_multiplier", 0.5, UnsupportedModelError),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch.nn import functional
 
-from thermocline.kernels.dense_contract import Activation, Gating
+from thermocline.kernels.dense_contract import NEAR_BEST_RANGE, Activation, Gating
 from thermocline.kernels.gpu.routing_kernels import choose_experts
 from thermocline.kernels.gpu.row_kernels import norm_rows, turn_rows
 
@@ -157,6 +157,8 @@ def naive_route(logits: torch.Tensor, given: DeviceRouting) -> tuple[torch.Tenso
     weights = torch.gather(probabilities, 1, ids)
     if rule.gating is Gating.SOFTMAX_CHOSEN:
         weights = torch.softmax(weights, dim=-1)
+    elif rule.gating is Gating.NEAR_BEST:
+        weights = _near_shares(logits, ids)
     if rule.normalize:
         weights = weights / weights.sum(dim=-1, keepdim=True).clamp_min(rule.min_sum)
     return ids, weights * rule.scale
@@ -171,8 +173,21 @@ def _probabilities(logits: torch.Tensor, gating: Gating) -> torch.Tensor:
             return torch.sigmoid(logits)
         case Gating.SQRT_SOFTPLUS:
             return torch.sqrt(functional.softplus(logits))
-        case Gating.SOFTMAX_CHOSEN:
+        case Gating.SOFTMAX_CHOSEN | Gating.NEAR_BEST:
             return logits
+
+
+def _near_shares(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return the weights [tokens, chosen] of `Gating.NEAR_BEST`."""
+    left, shares = logits, []
+    for place in range(ids.shape[1]):
+        own_id = ids[:, place : place + 1]
+        own = torch.gather(logits, 1, own_id)
+        is_far = own - left > NEAR_BEST_RANGE * torch.maximum(left.abs(), own)
+        near = left.masked_fill(is_far, -torch.inf)
+        shares.append(1.0 / torch.exp(near - own).sum(dim=-1, keepdim=True))
+        left = left.scatter(1, own_id, -torch.inf)
+    return torch.cat(shares, dim=1)
 
 
 def _best_groups(scores: torch.Tensor, rule: RoutingRule) -> torch.Tensor:

@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from thermocline.kernels.dense_contract import NEAR_BEST_RANGE
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -37,6 +39,7 @@ def choose_experts(
             has_bias=bias is not None,
             has_logit_bias=logit_bias is not None,
             normalize=rule.normalize,
+            near_range=NEAR_BEST_RANGE,
             block=max(triton.next_power_of_2(experts), 32),
             block_chosen=triton.next_power_of_2(rule.chosen),
             num_warps=1,
@@ -82,6 +85,7 @@ def choose_kernel(
     has_bias: tl.constexpr,
     has_logit_bias: tl.constexpr,
     normalize: tl.constexpr,
+    near_range: tl.constexpr,
     block: tl.constexpr,
     block_chosen: tl.constexpr,
 ) -> None:
@@ -92,14 +96,7 @@ def choose_kernel(
     logits = tl.load(logits_ptr + token * experts + i, mask=live, other=float("-inf"))
     if has_logit_bias:
         logits += tl.load(logit_bias_ptr + i, mask=live, other=0.0)
-    given = logits
-    if gating == "SOFTMAX":
-        given = tl.exp(logits - tl.max(logits, 0))
-        given = given / tl.sum(given, 0)
-    elif gating == "SIGMOID":
-        given = 1.0 / (1.0 + tl.exp(-logits))
-    elif gating == "SQRT_SOFTPLUS":
-        given = tl.sqrt_rn(softplus(logits))
+    given = scores_of(logits, gating)
     scores = given
     # The softmax may round two experts' logits to one probability.
     if gating == "SOFTMAX" and not has_bias:
@@ -120,7 +117,10 @@ def choose_kernel(
         first = tl.min(tl.where(is_best, i, block), 0)
         taken = tl.where(first < block, first, tl.min(tl.where(left, i, block), 0))
         ids = tl.where(slot == place, taken, ids)
-        weights = tl.where(slot == place, tl.sum(tl.where(i == taken, given, 0.0), 0), weights)
+        own = tl.sum(tl.where(i == taken, given, 0.0), 0)
+        if gating == "NEAR_BEST":
+            own = near_share(given, left, own, near_range)
+        weights = tl.where(slot == place, own, weights)
         left = left & (i != taken)
     if gating == "SOFTMAX_CHOSEN":
         weights = tl.exp(weights - tl.max(weights, 0))
@@ -130,6 +130,29 @@ def choose_kernel(
     at = token * chosen + slot
     tl.store(ids_ptr + at, ids.to(tl.int64), mask=slot < chosen)
     tl.store(weights_ptr + at, weights * scale, mask=slot < chosen)
+
+
+@triton.jit
+def scores_of(logits: tl.tensor, gating: tl.constexpr) -> tl.tensor:
+    """Return what weights are taken from; logits where that is known only of the chosen ones."""
+    scores = logits
+    if gating == "SOFTMAX":
+        shares = tl.exp(logits - tl.max(logits, 0))
+        scores = shares / tl.sum(shares, 0)
+    elif gating == "SIGMOID":
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    elif gating == "SQRT_SOFTPLUS":
+        scores = tl.sqrt_rn(softplus(logits))
+    return scores
+
+
+@triton.jit
+def near_share(
+    logits: tl.tensor, left: tl.tensor, own: tl.tensor, near_range: tl.constexpr
+) -> tl.tensor:
+    """Return the share of a logit `own` in a softmax of those that are left and near it; see `Gating.NEAR_BEST`."""
+    is_far = own - logits > near_range * tl.maximum(tl.abs(logits), own)
+    return 1.0 / tl.sum(tl.where(left & (is_far == 0), tl.exp(logits - own), 0.0), 0)
 
 
 @triton.jit
