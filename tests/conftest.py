@@ -47,9 +47,10 @@ _LONGEST_FILES = (
 # Of an engine; environments of clients have none.
 _COUNT_THREADS = (
     "thermocline.engine.cpu",
-    "thermocline.kernels.cpu",
+    "thermocline.kernels.cpu_topology",
     "thermocline.experts.backends.hot_device",
 )
+_default_threads = cpu_topology.default_threads
 _OUR_THREADS = ("lane ", "thermocline ")
 _openings = itertools.count()
 _heat_places = heat_file.heat_places
@@ -124,7 +125,7 @@ def _one_thread():
 def default_threads(monkeypatch):
     """An engine computes on as many threads as for users."""
     for module in _COUNT_THREADS:
-        monkeypatch.setattr(f"{module}.default_threads", cpu_topology.default_threads)
+        monkeypatch.setattr(f"{module}.default_threads", _default_threads)
 
 
 @pytest.fixture(autouse=True, scope="session")

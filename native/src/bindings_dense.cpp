@@ -26,11 +26,14 @@ void rms_norm(Core& core, In<float, 2> x, In<float, 1> gain, float epsilon, Writ
     tc::rms_norm(core.dense(), x.data(), gain.data(), epsilon, size(x, 0), size(x, 1), out.data());
 }
 
-void layer_norm(Core& core, In<float, 2> x, In<float, 1> gain, float epsilon, Write<float, 2> out) {
+void layer_norm(Core& core, In<float, 2> x, In<float, 1> gain, std::optional<In<float, 1>> bias, float epsilon,
+                Write<float, 2> out) {
     require(size(gain, 0) == size(x, 1), "gain must have one entry per column");
+    require(!bias || size(*bias, 0) == size(x, 1), "a bias must have one entry per column");
     require(size(out, 0) == size(x, 0) && size(out, 1) == size(x, 1), "x and out must have one shape");
     const WithoutGil unlocked;
-    tc::layer_norm(core.dense(), x.data(), gain.data(), epsilon, size(x, 0), size(x, 1), out.data());
+    tc::layer_norm(core.dense(), x.data(), gain.data(), bias ? bias->data() : nullptr, epsilon, size(x, 0), size(x, 1),
+                   out.data());
 }
 
 void rope_table(Core& core, In<int32_t, 1> positions, In<double, 1> frequencies, double magnitude,
@@ -246,7 +249,8 @@ void bind_dense(nb::module_& m, nb::class_<Core>& core) {
              nb::arg("epsilon"), nb::arg("out").noconvert(),
              "out = x / sqrt(mean(x^2) + epsilon) * gain, row by row.")
         .def("layer_norm", &layer_norm, nb::arg("x").noconvert(), nb::arg("gain").noconvert(),
-             nb::arg("epsilon"), nb::arg("out").noconvert(), "The same of x - mean(x), row by row.")
+             nb::arg("bias").noconvert().none(), nb::arg("epsilon"), nb::arg("out").noconvert(),
+             "The same of x - mean(x), row by row, plus the bias.")
         .def("rope_table", &rope_table, nb::arg("positions").noconvert(),
              nb::arg("frequencies").noconvert(), nb::arg("magnitude"), nb::arg("cosines").noconvert(),
              nb::arg("sines").noconvert(), "Cosines and sines of position * frequency, times magnitude.")

@@ -146,14 +146,14 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
     nb::class_<AttentionWeights>(m, "AttentionWeights", "Attention, for LayerWeights.")
         .def(nb::init<Gain, const Matrix&, std::optional<Matrix>, std::optional<Matrix>, const Matrix&, Gains, Gains, Gains, Gains,
                       Gains, Gains, Gains, float, bool, float, int64_t, int, bool, std::optional<Matrix>, Gains, Gains, Gains,
-                      std::optional<PostNormWeights>, bool, std::optional<Temperature>, bool>(),
+                      std::optional<PostNormWeights>, bool, std::optional<Temperature>, bool, Gains, float>(),
              nb::kw_only(), nb::arg("norm").noconvert(), nb::arg("q"), nb::arg("k").none(), nb::arg("v").none(), nb::arg("output"),
              optional("q_gain"), optional("k_gain"), optional("wide_q_gain"), optional("wide_k_gain"),
              optional("q_bias"), optional("k_bias"), optional("v_bias"), nb::arg("epsilon"), nb::arg("norm_last"),
              nb::arg("scale"),
              nb::arg("window"), nb::arg("activation"), nb::arg("gate_in_q"), nb::arg("gate").none(), optional("sinks"),
              optional("output_bias"), optional("v_gain"), nb::arg("post").none(), nb::arg("chunked"),
-             nb::arg("temperature").none(), nb::arg("centers"));
+             nb::arg("temperature").none(), nb::arg("centers"), optional("norm_bias"), nb::arg("clip"));
     nb::class_<DeltaWeights>(m, "DeltaWeights", "The gated delta rule, for LayerWeights.")
         .def(nb::init<Gain, std::vector<Matrix>, const Matrix&, const Matrix&, const Matrix&, const Matrix&,
                       std::optional<Matrix>, std::optional<Matrix>, const DeltaRule&>(),
@@ -181,11 +181,12 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
     nb::class_<LayerWeights>(m, "LayerWeights", "The weights of a layer, for run_layer.")
         .def(nb::init<std::optional<AttentionWeights>, std::optional<DeltaWeights>, std::optional<RecurrentWeights>,
                       std::optional<LatentWeights>, Gains, float, std::optional<RoutedExperts>,
-                      std::optional<SharedExpert>, std::optional<PostNormWeights>, std::optional<EmbeddingWeights>, int>(),
+                      std::optional<SharedExpert>, std::optional<PostNormWeights>, std::optional<EmbeddingWeights>, int,
+                      bool, Gains>(),
              nb::kw_only(), nb::arg("attention").none(), nb::arg("delta").none(), nb::arg("recurrent").none(),
              nb::arg("latent").none(), optional("norm"), nb::arg("epsilon"),
              nb::arg("routed").none(), nb::arg("shared").none(), nb::arg("end").none(),
-             nb::arg("embedding").none(), nb::arg("handed_on"));
+             nb::arg("embedding").none(), nb::arg("handed_on"), nb::arg("centers"), optional("norm_bias"));
     nb::class_<RoutedCall>(m, "RoutedCall",
                            "What run_layer calls, without arguments, between routing and the experts, when ids and weights are\n"
                            "there, and the residual stream in `stream` [tokens, hidden].")

@@ -73,8 +73,8 @@ void rms_norm(const Dense& dense, const float* x, const float* gain, float epsil
     });
 }
 
-void layer_norm(const Dense& dense, const float* x, const float* gain, float epsilon, int64_t rows, int64_t width,
-                float* out) {
+void layer_norm(const Dense& dense, const float* x, const float* gain, const float* bias, float epsilon, int64_t rows,
+                int64_t width, float* out) {
     run_rows(dense.pool, rows, width, [&](int64_t first, int64_t last) {
         for (int64_t r = first; r < last; ++r) {
             const float* from = x + r * width;
@@ -84,7 +84,16 @@ void layer_norm(const Dense& dense, const float* x, const float* gain, float eps
         }
         const int64_t start = first * width;
         dense.kernels.rms_norm(out + start, gain, epsilon, last - first, width, out + start);
+        if (bias == nullptr) return;
+        for (int64_t r = first; r < last; ++r)
+            for (int64_t i = 0; i < width; ++i) out[r * width + i] += bias[i];
     });
+}
+
+void norm_rows(const Dense& dense, const float* x, const float* gain, const Centering& centering, float epsilon,
+               int64_t rows, int64_t width, float* out) {
+    if (centering.centers) layer_norm(dense, x, gain, centering.bias, epsilon, rows, width, out);
+    else rms_norm(dense, x, gain, epsilon, rows, width, out);
 }
 
 void rope_table(const Dense& dense, const int32_t* positions, int64_t tokens, const double* frequencies,

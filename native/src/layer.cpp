@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "missing_pages.h"
@@ -15,6 +16,11 @@ void add_bias(const float* bias, int64_t width, int64_t rows, float* x) {
     if (bias == nullptr) return;
     for (int64_t r = 0; r < rows; ++r)
         for (int64_t i = 0; i < width; ++i) x[r * width + i] += bias[i];
+}
+
+// x lies between -limit and limit behind it.
+void clip(float limit, int64_t count, float* x) {
+    for (int64_t i = 0; i < count; ++i) x[i] = x[i] > limit ? limit : x[i] < -limit ? -limit : x[i];
 }
 
 // residual += the shared expert of normed.
@@ -108,7 +114,7 @@ void attend(const Compute& compute, const Dense& dense, Form form, const Attenti
     float* attended = v + count * v_row;
     float* gates = attended + count * out_row;
 
-    (part.centers ? layer_norm : rms_norm)(dense, x, part.norm, part.epsilon, count, hidden, normed);
+    norm_rows(dense, x, part.norm, part.centering, part.epsilon, count, hidden, normed);
     // Values may be the keys before their norm.
     const bool has_values = part.v.data != part.k.data;
     const bool has_keys = part.k.data != nullptr;
@@ -127,6 +133,10 @@ void attend(const Compute& compute, const Dense& dense, Form form, const Attenti
     add_bias(part.q_bias, row, count, q);
     add_bias(part.k_bias, kv_row, count, k);
     if (has_values) add_bias(part.v_bias, v_row, count, v);
+    if (part.clip > 0.0f) {
+        for (const auto& [rows, width] : {std::pair{q, row}, {k, has_keys ? kv_row : 0}, {v, has_values ? v_row : 0}})
+            clip(part.clip, width * count, rows);
+    }
     if (part.wide_q_gain != nullptr) {
         rms_norm(dense, q, part.wide_q_gain, part.epsilon, count, row, q);
         rms_norm(dense, k, part.wide_k_gain, part.epsilon, count, kv_row, k);
@@ -266,7 +276,7 @@ void choose_experts(const Compute& compute, const Dense& dense, Form form, const
     };
     if (layer.handed_on == HandedOn::Input) score();
     if (layer.handed_on != HandedOn::Normed)
-        rms_norm(dense, residual, layer.norm, layer.epsilon, tokens, layer.hidden, normed);
+        norm_rows(dense, residual, layer.norm, layer.centering, layer.epsilon, tokens, layer.hidden, normed);
     if (is_normed) std::fill_n(shared, wide, 0.0f);
     if (layer.shared.exists) add_shared(compute, dense, form, layer.shared, tokens, layer.hidden, normed, shared);
     if (!layer.is_routed) {

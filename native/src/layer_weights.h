@@ -16,6 +16,11 @@
 
 namespace thermocline::python {
 
+inline void require_bias(bool centers, const Gains& bias, int64_t hidden) {
+    require(centers || !bias, "a norm with a bias takes the mean off");
+    require_length(bias, hidden, "the bias of a norm must be [hidden]");
+}
+
 // A norm before the addition to the residual stream; see tc::PostNorm.
 class PostNormWeights {
    public:
@@ -46,8 +51,9 @@ class AttentionWeights {
                      Gains k_gain, Gains wide_q_gain, Gains wide_k_gain, Gains q_bias, Gains k_bias, Gains v_bias,
                      float epsilon, bool norm_last, float scale, int64_t window, int activation,
                      bool gate_in_q, std::optional<Matrix> gate, Gains sinks, Gains output_bias, Gains v_gain,
-                     std::optional<PostNormWeights> post, bool chunked, std::optional<Temperature> temperature, bool centers)
-        : arrays_{norm, q_gain, k_gain, wide_q_gain, wide_k_gain, q_bias, k_bias, v_bias, sinks, output_bias, v_gain},
+                     std::optional<PostNormWeights> post, bool chunked, std::optional<Temperature> temperature, bool centers,
+                     Gains norm_bias, float clip)
+        : arrays_{norm, q_gain, k_gain, wide_q_gain, wide_k_gain, q_bias, k_bias, v_bias, sinks, output_bias, v_gain, norm_bias},
           matrices_{q, output},
           keys_(std::move(k)),
           values_(std::move(v)),
@@ -60,7 +66,8 @@ class AttentionWeights {
                  data(k_gain),      data(wide_q_gain),  data(wide_k_gain), data(q_bias), data(k_bias),
                  data(v_bias),      epsilon,            scale,        window,
                  {from, static_cast<Activation>(activation), gate_ ? gate_->weight() : Weight{}}, data(sinks), data(output_bias), norm_last, data(v_gain),
-                 post_ ? post_->part() : PostNorm{}, chunked, temperature.value_or(Temperature{0.0f, 1, 0}), centers};
+                 post_ ? post_->part() : PostNorm{}, chunked, temperature.value_or(Temperature{0.0f, 1, 0}),
+                 {centers, data(norm_bias)}, clip};
         const bool gate_in_rows = from == OutputGate::From::Queries;
         const int64_t hidden = part_.output.rows, row = part_.q.rows / (gate_in_rows ? 2 : 1), kv_row = part_.k.rows;
         require(keys_.has_value() == values_.has_value(), "keys and values come together");
@@ -71,6 +78,9 @@ class AttentionWeights {
         require(part_.v.data != part_.k.data || part_.k.rows == part_.v.rows, "values that are the keys have their shape");
         require(!gate_in_rows || part_.q.rows == 2 * part_.output.cols, "a gate in q has a row per column of output");
         require(size(norm, 0) == hidden, "a norm must be [hidden]");
+        require_bias(centers, norm_bias, hidden);
+        require(clip >= 0.0f && (clip == 0.0f || part_.v.data != part_.k.data),
+                "a limit of q, k and v is positive, and values are no keys then");
         require_length(wide_q_gain, row, "a wide gain must have an entry per row of q");
         require_length(wide_k_gain, kv_row, "a wide gain must have an entry per row of k");
         require(wide_q_gain.has_value() == wide_k_gain.has_value(), "wide gains come together");
@@ -107,7 +117,7 @@ class AttentionWeights {
     }
 
    private:
-    Gains arrays_[11];
+    Gains arrays_[12];
     Matrix matrices_[2];
     std::optional<Matrix> keys_, values_;
     std::optional<Matrix> gate_;
@@ -296,12 +306,14 @@ class LayerWeights {
     LayerWeights(std::optional<AttentionWeights> attention, std::optional<DeltaWeights> delta,
                  std::optional<RecurrentWeights> recurrent, std::optional<LatentWeights> latent, Gains norm,
                  float epsilon, std::optional<RoutedExperts> routed, std::optional<SharedExpert> shared,
-                 std::optional<PostNormWeights> end, std::optional<EmbeddingWeights> embedding, int handed_on)
+                 std::optional<PostNormWeights> end, std::optional<EmbeddingWeights> embedding, int handed_on,
+                 bool centers, Gains norm_bias)
         : attention_(std::move(attention)),
           delta_(std::move(delta)),
           recurrent_(std::move(recurrent)),
           latent_(std::move(latent)),
           norm_(std::move(norm)),
+          norm_bias_(std::move(norm_bias)),
           routed_(std::move(routed)),
           shared_(std::move(shared)),
           end_(std::move(end)),
@@ -321,11 +333,13 @@ class LayerWeights {
                                      : 0;
         layer_.norm = data(norm_);
         layer_.epsilon = epsilon;
+        layer_.centering = {centers, data(norm_bias_)};
         require(handed_on >= 0 && handed_on <= 2, "attention hands on no such thing");
         layer_.handed_on = static_cast<HandedOn>(handed_on);
         layer_.is_routed = routed_.has_value();
         require(hidden() > 0, "a layer has a mixer, a feed-forward, or both");
         require_length(norm_, hidden(), "a norm must be [hidden]");
+        require_bias(centers, norm_bias_, hidden());
         require(norm_.has_value() == (routed_ || shared_),
                 "a feed-forward is a norm with routed experts, a shared one, or both");
         if (routed_) {
@@ -381,7 +395,7 @@ class LayerWeights {
     std::optional<DeltaWeights> delta_;
     std::optional<RecurrentWeights> recurrent_;
     std::optional<LatentWeights> latent_;
-    Gains norm_;
+    Gains norm_, norm_bias_;
     std::optional<RoutedExperts> routed_;
     std::optional<SharedExpert> shared_;
     std::optional<PostNormWeights> end_;

@@ -286,9 +286,14 @@ def routing() -> Iterator[Case]:
 
 def rows() -> Iterator[Case]:
     """Norms of a token and of a head, and both ways to turn a head."""
-    types = dict.fromkeys(("out_ptr", "x_ptr", "gain_ptr"), "*fp32") | {"epsilon": "fp32"}
-    for width, warps, centers in ((HIDDEN, 4, False), (80, 1, False), (HIDDEN, 4, True)):
-        sizes = {"width": width, "centers": centers, "block": triton.next_power_of_2(width)}
+    pointers = ("out_ptr", "x_ptr", "gain_ptr", "bias_ptr")
+    types = dict.fromkeys(pointers, "*fp32") | {"epsilon": "fp32"}
+    for width, warps, *kind in (
+        *((HIDDEN, 4, False, False), (80, 1, False, False)),
+        *((HIDDEN, 4, True, False), (HIDDEN, 4, True, True)),
+    ):
+        sizes = {"width": width, "block": triton.next_power_of_2(width)}
+        sizes |= dict(zip(("centers", "has_bias"), kind, strict=True))
         yield Case(rms_norm_kernel, types, sizes, warps)
     types = dict.fromkeys(("out_ptr", "x_ptr", "cosines_ptr", "sines_ptr"), "*fp32")
     for head_dim, half, pairs in ((128, 64, False), (80, 20, True)):

@@ -23,7 +23,8 @@ from thermocline.costmodel.machine_speeds import MachineSpeeds
 from thermocline.demo import DEMO_MODEL_PATH
 from thermocline.experts.catalog import ByteSpan, ExpertCatalog
 from thermocline.kernels.cache_format import CacheType
-from thermocline.kernels.cpu import NativeKernels, checked_threads
+from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.cpu_topology import checked_threads
 from thermocline.kernels.gpu.requirements import why_no_gpu
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model

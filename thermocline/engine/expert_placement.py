@@ -27,7 +27,7 @@ from thermocline.experts.placement.hot_selection import select_experts
 from thermocline.experts.placement.initial import InitialPlacement
 from thermocline.experts.placement.slots import LayoutSlots
 from thermocline.experts.placement.wish import placement_constraints
-from thermocline.kernels.cpu import checked_threads
+from thermocline.kernels.cpu_topology import checked_threads
 from thermocline.messages import LayerIndex
 from thermocline.prefetch.memory import page_cache_room_bytes
 from thermocline.prefetch.residency import ResidencyProbe

@@ -18,7 +18,7 @@ from thermocline.environment import local_rank, rank_network, set_gloo_interface
 from thermocline.errors import ConfigError, MeshError
 from thermocline.experts.dispatch.offload_selector import OffloadSelector
 from thermocline.kernels.cache_format import CacheType
-from thermocline.kernels.cpu import checked_threads
+from thermocline.kernels.cpu_topology import checked_threads
 from thermocline.machine import machine_facts
 from thermocline.models.sizes import lasting_bytes
 from thermocline.parallel.exchange import RankParts

@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 33
+interface: int = 34
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -54,8 +54,8 @@ class Core:
     def rms_norm(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], epsilon: float, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
         """out = x / sqrt(mean(x^2) + epsilon) * gain, row by row."""
 
-    def layer_norm(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], epsilon: float, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
-        """The same of x - mean(x), row by row."""
+    def layer_norm(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, epsilon: float, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """The same of x - mean(x), row by row, plus the bias."""
 
     def rope_table(self, positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], frequencies: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], magnitude: float, cosines: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], sines: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
         """Cosines and sines of position * frequency, times magnitude."""
@@ -234,7 +234,7 @@ class PostNorm:
 class AttentionWeights:
     """Attention, for LayerWeights."""
 
-    def __init__(self, *, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], q: Matrix, k: Matrix | None, v: Matrix | None, output: Matrix, q_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, k_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, wide_q_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, wide_k_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, q_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, k_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, v_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, epsilon: float, norm_last: bool, scale: float, window: int, activation: int, gate_in_q: bool, gate: Matrix | None, sinks: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, output_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, v_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, post: PostNorm | None, chunked: bool, temperature: Temperature | None, centers: bool) -> None: ...
+    def __init__(self, *, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], q: Matrix, k: Matrix | None, v: Matrix | None, output: Matrix, q_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, k_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, wide_q_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, wide_k_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, q_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, k_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, v_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, epsilon: float, norm_last: bool, scale: float, window: int, activation: int, gate_in_q: bool, gate: Matrix | None, sinks: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, output_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, v_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, post: PostNorm | None, chunked: bool, temperature: Temperature | None, centers: bool, norm_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, clip: float) -> None: ...
 
 class DeltaWeights:
     """The gated delta rule, for LayerWeights."""
@@ -269,7 +269,7 @@ class EmbeddingWeights:
 class LayerWeights:
     """The weights of a layer, for run_layer."""
 
-    def __init__(self, *, attention: AttentionWeights | None, delta: DeltaWeights | None, recurrent: RecurrentWeights | None, latent: LatentWeights | None, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, epsilon: float, routed: RoutedExperts | None, shared: SharedExpert | None, end: PostNorm | None, embedding: EmbeddingWeights | None, handed_on: int) -> None: ...
+    def __init__(self, *, attention: AttentionWeights | None, delta: DeltaWeights | None, recurrent: RecurrentWeights | None, latent: LatentWeights | None, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, epsilon: float, routed: RoutedExperts | None, shared: SharedExpert | None, end: PostNorm | None, embedding: EmbeddingWeights | None, handed_on: int, centers: bool, norm_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> None: ...
 
 class RoutedCall:
     """

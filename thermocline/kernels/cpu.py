@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thermocline.errors import ConfigError
 from thermocline.kernels.codebooks import CODEBOOK_SHAPES, codebook_table
 from thermocline.kernels.compressed_weights import CompressedWeights
-from thermocline.kernels.cpu_topology import default_threads
+from thermocline.kernels.cpu_topology import checked_threads
 from thermocline.kernels.dense import NativeDense, num_expanded
-from thermocline.kernels.dense_contract import LayerCache
+from thermocline.kernels.dense_contract import Centering, LayerCache
 from thermocline.kernels.instruction_sets import checked_instruction_set, has_tiles
 from thermocline.kernels.machine_limits import MachineLimits
 from thermocline.kernels.native import load_native
@@ -73,15 +72,10 @@ if TYPE_CHECKING:
 
 # Long enough to be timed, short enough not to heat the machine.
 _LIMIT_SECONDS = 0.05
-_MAX_THREADS = 1024  # that the core takes
 
 
-def checked_threads(wanted: int | None, *, beside_gpu: bool = False) -> int:
-    """Return `wanted`, or `default_threads`. Raises ConfigError for what makes no sense."""
-    threads = default_threads(beside_gpu=beside_gpu) if wanted is None else wanted
-    if not 1 <= threads <= _MAX_THREADS:
-        raise ConfigError(f"--threads is {threads}: use 1 to {_MAX_THREADS}")
-    return threads
+def _norm_bias(centering: Centering | None) -> FloatArray | None:
+    return None if centering is None else centering.bias
 
 
 class NativeKernels:
@@ -336,6 +330,8 @@ class NativeKernels:
                 end=self.dense.native_post_norm(parts.end),
                 embedding=self._embedding(parts.embedding),
                 handed_on=int(parts.handed_on),
+                centers=parts.centering is not None,
+                norm_bias=_norm_bias(parts.centering),
             )
             known = self._layers[id(parts)] = (parts, layer)
         return known[1]
@@ -371,7 +367,9 @@ class NativeKernels:
             output_bias=weights.output_bias,
             v_gain=norm.v_gain,
             post=self.dense.native_post_norm(weights.post_norm),
-            centers=weights.centers,
+            centers=weights.centering is not None,
+            norm_bias=_norm_bias(weights.centering),
+            clip=weights.clip,
         )
         return attention
 

@@ -14,12 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from thermocline.control_groups import processor_limit
+from thermocline.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 _PROCESSORS: Final = Path("/sys/devices/system/cpu")
 _NODES: Final = Path("/sys/devices/system/node")
+_MAX_THREADS: Final = 1024  # that the core takes
+
+
+def checked_threads(wanted: int | None, *, beside_gpu: bool = False) -> int:
+    """Return `wanted`, or `default_threads`. Raises ConfigError for what makes no sense."""
+    threads = default_threads(beside_gpu=beside_gpu) if wanted is None else wanted
+    if not 1 <= threads <= _MAX_THREADS:
+        raise ConfigError(f"--threads is {threads}: use 1 to {_MAX_THREADS}")
+    return threads
 
 
 def default_threads(*, beside_gpu: bool = False) -> int:

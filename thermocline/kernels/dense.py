@@ -79,9 +79,11 @@ class NativeDense:
         self._core.rms_norm(x, gain, epsilon, out)
         return out
 
-    def layer_norm(self, x: FloatArray, gain: FloatArray, epsilon: float) -> FloatArray:
+    def layer_norm(
+        self, x: FloatArray, gain: FloatArray, epsilon: float, bias: FloatArray | None = None
+    ) -> FloatArray:
         out = np.empty_like(x)
-        self._core.layer_norm(x, gain, epsilon, out)
+        self._core.layer_norm(x, gain, bias, epsilon, out)
         return out
 
     def rope_table(

@@ -108,6 +108,13 @@ class LatentNorm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Centering:
+    """What a norm does besides, that takes the mean off first. bias: float32 [width], see `DenseKernels.layer_norm`."""
+
+    bias: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PostNorm:
     """RMS norm of what a part of a layer gives, before it is added; see `DenseKernels.add_normed`.
 
@@ -243,8 +250,10 @@ class DenseKernels(Protocol):
         """Return x / sqrt(mean(x^2) + epsilon) * gain over the last axis of x [rows, width]."""
         ...
 
-    def layer_norm(self, x: FloatArray, gain: FloatArray, epsilon: float) -> FloatArray:
-        """Return the same of x - mean(x)."""
+    def layer_norm(
+        self, x: FloatArray, gain: FloatArray, epsilon: float, bias: FloatArray | None = None
+    ) -> FloatArray:
+        """Return the same of x - mean(x), plus the bias, float32 [width], where there is one."""
         ...
 
     def rope_table(

@@ -53,10 +53,13 @@ class ReferenceDense:
         normed: FloatArray = x * scale * gain
         return normed
 
-    def layer_norm(self, x: FloatArray, gain: FloatArray, epsilon: float) -> FloatArray:
+    def layer_norm(
+        self, x: FloatArray, gain: FloatArray, epsilon: float, bias: FloatArray | None = None
+    ) -> FloatArray:
         wide = x.astype(np.float64)
         centred = (wide - wide.mean(axis=-1, keepdims=True)).astype(np.float32)
-        return self.rms_norm(centred, gain, epsilon)
+        normed = self.rms_norm(centred, gain, epsilon)
+        return normed if bias is None else normed + bias
 
     def rope_table(
         self,

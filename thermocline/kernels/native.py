@@ -15,7 +15,7 @@ _BUILD_HINT = (
 
 
 # What the compiled core must say of itself; see native/src/bindings.cpp.
-_INTERFACE = 33
+_INTERFACE = 34
 
 
 def load_native() -> ModuleType:

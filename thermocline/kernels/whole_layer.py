@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.dense_contract import (
         Activation,
         BalanceRule,
+        Centering,
         HeadNorm,
         LatentNorm,
         LayerCache,
@@ -191,8 +192,9 @@ class AttentionWeights:
     q, k and v, float32. output_bias: float32 [hidden], added to what attention gives. v: k itself where values are the
     keys before their norm; then there are neither biases nor a wide norm. k, v: None where the cache is another layer's,
     which has stored both; then there are no gains and biases of them either. post_norm: of the output, before it is
-    added; of one part. centers: the norm takes the mean off first. indexer: what chooses the positions that a token reads;
-    None where it reads all.
+    added; of one part. centering: of the norm, where it takes the mean off first. indexer: what chooses the positions that a
+    token reads; None where it reads all. clip: what q, k and v are limited to in size, behind their biases; 0 where they are
+    not. Then v is not k, and no gate lies in q.
     """
 
     norm: FloatArray
@@ -211,8 +213,9 @@ class AttentionWeights:
     post_norm: PostNorm | None = None
     chunked: bool = False
     temperature: Temperature | None = None
-    centers: bool = False
+    centering: Centering | None = None
     indexer: BlockIndexer | HeadIndexer | None = None
+    clip: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -398,8 +401,8 @@ class HandedOn(IntEnum):
 class LayerParts:
     """The weights and rules of one layer.
 
-    mixer: None in a layer that is a feed-forward alone. norm: float32 [hidden], before the experts, with `epsilon`. A
-    feed-forward has routed experts, a shared one (in a dense layer that is all of it), or both; a layer that is a mixer
+    mixer: None in a layer that is a feed-forward alone. norm: float32 [hidden], before the experts, with `epsilon`, and
+    `centering` where it takes the mean off first. A feed-forward has routed experts, a shared one (in a dense layer that is all of it), or both; a layer that is a mixer
     alone has neither, and no norm. end: where what they give is normed before it is added; its parts, where it has some,
     are the shared expert's output and the routed ones'.
     embedding: just in a layer that attends and has an end. handed_on: `NORMED` where the feed-forward takes what attention
@@ -425,6 +428,7 @@ class LayerParts:
     embedding: LayerEmbedding | None = None
     handed_on: HandedOn = HandedOn.NOTHING
     streams: LayerStreams | None = None
+    centering: Centering | None = None
 
 
 @dataclass(frozen=True, slots=True)

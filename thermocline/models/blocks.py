@@ -20,6 +20,7 @@ from thermocline.kernels.whole_layer import (
     SharedExpert,
 )
 from thermocline.models.decoder import DecoderLayer
+from thermocline.models.norms import read_centering
 from thermocline.models.rope import RopeRule
 from thermocline.models.routing import routing_rule
 
@@ -83,6 +84,7 @@ def read_attention(
         head_norm=HeadNorm(None, None, spec.rms_epsilon),
         scale=spec.attention_scale,
         output_bias=output_bias,
+        centering=read_centering(weights, spec, prefix + "attn_norm.weight"),
     )
 
 
@@ -207,12 +209,17 @@ def routed_layer(
     attention: AttentionWeights,
     shared: SharedExpert | None = None,
     rope: RopeRule | None = None,
+    norm: str = "ffn_norm",
 ) -> DecoderLayer:
-    """Return a layer of attention and routed experts. rope: that of whole heads, unless it is given."""
+    """Return a layer of attention and routed experts. rope: that of whole heads, unless it is given.
+
+    norm: the name of the tensor of the norm before the experts.
+    """
     prefix = f"blk.{index}."
     routed, experts = read_routed(weights, spec, prefix)
-    norm = weights.vector(prefix + "ffn_norm.weight", spec.hidden_size)
-    parts = LayerParts(attention, norm, spec.rms_epsilon, routed, shared)
+    gain = weights.vector(f"{prefix}{norm}.weight", spec.hidden_size)
+    centering = read_centering(weights, spec, f"{prefix}{norm}.weight")
+    parts = LayerParts(attention, gain, spec.rms_epsilon, routed, shared, centering=centering)
     return DecoderLayer(parts, rope or plain_rope(spec), experts)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from thermocline.kernels.dense_contract import Centering
     from thermocline.kernels.handoff import Handoff
     from thermocline.kernels.weight import FloatArray, IntArray, Weight
     from thermocline.kernels.whole_layer import LayerParts, OnRouted
@@ -25,13 +26,15 @@ class NonExpertParts:
     """The non-expert weights, as they lie in the file; layers carry their routed experts along.
 
     ropes: by layer, None for layers without rotary embedding. output_norm: float32 [D], `NO_NORM` behind several residual
-    streams; output: [V, D].
+    streams; centering: of that norm. output: [V, D]; output_bias: float32 [V], added to logits, before they are capped.
     """
 
     layers: tuple[LayerParts, ...]
     ropes: tuple[RopeRule | None, ...]
     output_norm: FloatArray
     output: Weight
+    centering: Centering | None = None
+    output_bias: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

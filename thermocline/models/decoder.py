@@ -38,6 +38,7 @@ from thermocline.models.layers import (
 )
 from thermocline.models.metadata import RERANKING_HEAD
 from thermocline.models.ngrams import add_ngrams
+from thermocline.models.norms import norm_rows, read_centering
 from thermocline.models.placed_layers import PlacedLayers
 from thermocline.models.recurrent_layers import (
     apply_delta_rule,
@@ -107,6 +108,10 @@ class Decoder:
         if "output.weight" in weights:
             output = weights.matrix("output.weight", spec.vocab_size, spec.hidden_size)
         self._output = replace(output, scale=output.scale * spec.logit_scale)
+        centering, bias = read_centering(weights, spec, spec.output_norm), None
+        if spec.norms_have_bias and "output.bias" in weights:
+            bias = weights.vector("output.bias", spec.vocab_size)
+            bias *= np.float32(spec.logit_scale)
         self._layer_embeddings = read_layer_embeddings(weights, spec)
         self.score_head: FloatArray | None = None
         if spec.num_scores:
@@ -116,7 +121,12 @@ class Decoder:
             weights.leave_out(f"blk.{index}.")
         weights.finish()
         self.non_expert = NonExpertParts(
-            self._layers, tuple(layer.rope for layer in layers), self._output_norm, self._output
+            self._layers,
+            tuple(layer.rope for layer in layers),
+            self._output_norm,
+            self._output,
+            centering,
+            bias,
         )
         rules = {layer.rope for layer in layers} - {None}
         tables = {rule: RotaryTable(kernels.dense, rule) for rule in rules if rule is not None}
@@ -310,8 +320,7 @@ class Decoder:
             return RouterWeights(None, router, parts.epsilon, rule, mixer=mixer, by_token=table)
         own, handed_on = parts.routed.own, parts.handed_on
         gain = None if handed_on is HandedOn.INPUT else parts.norm if own is None else own.router
-        centers = handed_on is HandedOn.NORMED and self.spec.norms_center
-        return RouterWeights(gain, router, parts.epsilon, rule, centers)
+        return RouterWeights(gain, router, parts.epsilon, rule, parts.centering)
 
     def final_norm(self, x: FloatArray) -> FloatArray:
         dense, spec = self._kernels.dense, self.spec
@@ -319,11 +328,13 @@ class Decoder:
             x = end_streams(self._kernels, self._end_mixer, x, spec.streams.count)
         if not len(self._output_norm):
             return x
-        norm_rows = dense.layer_norm if spec.norms_center else dense.rms_norm
-        return norm_rows(x, self._output_norm, spec.rms_epsilon)
+        centering = self.non_expert.centering
+        return norm_rows(dense, x, self._output_norm, spec.rms_epsilon, centering)
 
     def head(self, x: FloatArray, *, prompt: bool) -> FloatArray:
         logits = self._kernels.matmul(self._output, self.final_norm(x), prompt=prompt)
+        if self.non_expert.output_bias is not None:
+            logits += self.non_expert.output_bias
         cap = self.spec.logit_softcap
         return self._kernels.dense.softcap(logits, cap) if cap else logits
 

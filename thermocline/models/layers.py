@@ -18,6 +18,7 @@ from thermocline.kernels.whole_layer import AttentionWeights, HandedOn, HeadInde
 from thermocline.messages import LayerEnding, Routing
 from thermocline.models.block_attention import ask_blocks
 from thermocline.models.head_blocks import ask_by_heads
+from thermocline.models.norms import norm_rows
 from thermocline.models.routing import Routed
 from thermocline.models.streams import narrow, widen
 
@@ -119,8 +120,7 @@ def begin_attention(
     assert isinstance(weights, AttentionWeights), "states have no keys and values"
     dense, prompt, normed = kernels.dense, chunk.is_prompt, x
     if len(weights.norm):
-        norm_rows = dense.layer_norm if weights.centers else dense.rms_norm
-        normed = norm_rows(x, weights.norm, weights.head_norm.epsilon)
+        normed = norm_rows(dense, x, weights.norm, weights.head_norm.epsilon, weights.centering)
     q, *rest = kernels.multiply_all(_distinct(weights), normed, prompt=prompt)
     gates = None
     if weights.gate is not None:
@@ -216,13 +216,16 @@ def _heads(
 ) -> list[FloatArray]:
     """Return the products of q and k [T, heads, head_dim] and v [T, heads, value_dim].
 
-    With biases, and the norm over all heads, where there are any. Fewer products where values are the keys, or all are
+    With biases, limits, and the norm over all heads, where there are any. Fewer products where values are the keys, or all are
     another layer's.
     """
     found = list(products)
     if weights.biases is not None:
         for product, bias in zip(found, weights.biases, strict=True):
             product += bias
+    if weights.clip:
+        for product in found:
+            np.clip(product, -weights.clip, weights.clip, out=product)
     if weights.wide_norm is not None:
         epsilon = weights.head_norm.epsilon
         for index, gain in enumerate(weights.wide_norm):
@@ -261,7 +264,7 @@ def route(
     if handed is not None and parts.handed_on is HandedOn.NORMED:
         normed = handed
     else:
-        normed = dense.rms_norm(x, parts.norm, parts.epsilon)
+        normed = norm_rows(dense, x, parts.norm, parts.epsilon, parts.centering)
     residual = x
     if parts.shared is not None:
         residual = _add_shared(kernels, parts.shared, normed, x, prompt)
@@ -312,7 +315,7 @@ def _route_branches(
     """
     dense, routed = kernels.dense, parts.routed
     assert parts.norm is not None
-    normed = dense.rms_norm(x, parts.norm, parts.epsilon)
+    normed = norm_rows(dense, x, parts.norm, parts.epsilon, parts.centering)
     shared = np.zeros_like(x)
     if parts.shared is not None:
         shared = _add_shared(kernels, parts.shared, normed, shared, prompt)

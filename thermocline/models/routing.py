@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from thermocline.kernels.dense_contract import RoutingRule
 
 if TYPE_CHECKING:
+    from thermocline.kernels.dense_contract import Centering
     from thermocline.kernels.weight import FloatArray, IntArray, Weight
     from thermocline.kernels.whole_layer import AnyMixer
     from thermocline.messages import LayerEnding, Routing
@@ -21,7 +22,7 @@ _MIN_WEIGHT_SUM = 6.103515625e-5
 class RouterWeights:
     """What one layer's router decides by. gain: float32 [D], of the norm before it, None without one; matrix: [E, D].
 
-    centers: that norm takes the mean off first. mixer: what makes its input of several residual streams. by_token: see
+    centering: of that norm, where it takes the mean off first. mixer: what makes its input of several residual streams. by_token: see
     `MoeWeights`.
     """
 
@@ -29,7 +30,7 @@ class RouterWeights:
     matrix: Weight
     epsilon: float
     rule: RoutingRule
-    centers: bool = False
+    centering: Centering | None = None
     mixer: AnyMixer | None = None
     by_token: IntArray | None = None
 

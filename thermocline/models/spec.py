@@ -161,6 +161,10 @@ class ModelSpec:
     """What recurrent layers compute."""
     norms_center: bool = False
     """Whether norms of the residual stream take the mean off first."""
+    norms_have_bias: bool = False
+    """Whether such norms have biases, and maybe the head."""
+    attention_clip: float = 0.0
+    """What queries, keys and values are limited to in size; 0 where they are not."""
     logit_softcap: float = 0.0
     """Logits become softcap * tanh(logit / softcap); 0 leaves them."""
     output_norm: str = "output_norm.weight"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thermocline.models.norms import norm_rows
 from thermocline.models.streams import narrow
 
 if TYPE_CHECKING:
@@ -146,11 +147,12 @@ def likely_experts(
     if experts is not None and token_ids is not None:
         known: IntArray = np.unique(experts[token_ids])
         return known
-    norm_rows = dense.layer_norm if router.centers else dense.rms_norm
     if router.mixer is not None:
         x = narrow(kernels, router.mixer, residual, prompt=False).x
+    elif router.gain is not None:
+        x = norm_rows(dense, residual, router.gain, router.epsilon, router.centering)
     else:
-        x = residual if router.gain is None else norm_rows(residual, router.gain, router.epsilon)
+        x = residual
     ids, _ = dense.route(kernels.matmul(router.matrix, x), router.rule)
     likely: IntArray = np.unique(ids)
     return likely

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import ConfigError, RemoteError, ThermoclineError
-from thermocline.kernels.cpu import NativeKernels, checked_threads
+from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.cpu_topology import checked_threads
 from thermocline.remote.address import TcpAddress, UnixAddress, parse_listen
 from thermocline.remote.frame_socket import FrameSocket
 from thermocline.remote.holdings import HeldModel

@@ -28,9 +28,19 @@ int64_t cache_row_bytes(CacheType type, int64_t head_dim);
 // out[r] = x[r] / sqrt(mean(x[r]^2) + epsilon) * gain     x, out: [rows, width], may be the same.
 void rms_norm(const Dense& dense, const float* x, const float* gain, float epsilon, int64_t rows,
               int64_t width, float* out);
-// The same of x[r] - mean(x[r]).
-void layer_norm(const Dense& dense, const float* x, const float* gain, float epsilon, int64_t rows, int64_t width,
-                float* out);
+// The same of x[r] - mean(x[r]), plus the bias; without one it is null.
+void layer_norm(const Dense& dense, const float* x, const float* gain, const float* bias, float epsilon, int64_t rows,
+                int64_t width, float* out);
+
+// Whether a norm takes the mean off first, and its bias [width], or null.
+struct Centering {
+    bool centers = false;
+    const float* bias = nullptr;
+};
+
+// The one norm or the other.
+void norm_rows(const Dense& dense, const float* x, const float* gain, const Centering& centering, float epsilon,
+               int64_t rows, int64_t width, float* out);
 
 // cosines, sines: [tokens, count] of position * frequency, taken in double, times `magnitude`.
 void rope_table(const Dense& dense, const int32_t* positions, int64_t tokens, const double* frequencies,

@@ -45,7 +45,8 @@ struct AttentionPart {
     PostNorm post = {};  // of the output, before it is added
     bool chunked = false;  // see AttentionJob
     Temperature temperature = {0.0f, 1, 0};
-    bool centers = false;  // the norm of the input takes the mean off first
+    Centering centering = {};  // of the norm of the input
+    float clip = 0.0f;  // what q, k and v are limited to in size, behind their biases; 0: nothing
 };
 
 struct DeltaPart {
@@ -144,6 +145,7 @@ struct Layer {
     LatentPart latent;  // or nothing
     const float* norm;  // [hidden], before the experts; null without a feed-forward
     float epsilon;
+    Centering centering = {};  // of that norm
     HandedOn handed_on = HandedOn::Nothing;
     bool is_routed;
     RouterPart router;

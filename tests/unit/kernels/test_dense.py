@@ -162,6 +162,9 @@ def test_layer_norm_is_the_formula(dense, rows, width):
     wide -= wide.mean(axis=1, keepdims=True)
     expected = wide / np.sqrt(np.square(wide).mean(axis=1, keepdims=True) + 1e-6) * gain
     np.testing.assert_allclose(dense.layer_norm(x, gain, 1e-6), expected, rtol=1e-6, atol=1e-6)
+    bias = normal(rng, width)
+    found = dense.layer_norm(x, gain, 1e-6, bias)
+    np.testing.assert_allclose(found, expected + bias, rtol=1e-6, atol=1e-6)
 
 
 def test_layer_norm_has_one_result_for_all_sets_and_threads():

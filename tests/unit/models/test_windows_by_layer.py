@@ -68,12 +68,12 @@ def test_cohere_adds_the_mean_of_routed_and_shared_experts(tmp_path):
     assert mixed.shared.stack.down.scales.tolist() == [0.5]
     assert dense.shared.stack.down.scales is None
     assert dense.handed_on is mixed.handed_on is HandedOn.NORMED
-    assert dense.mixer.centers
+    assert dense.mixer.centering is not None
     lone = opened(write_toy_arch(tmp_path / "n.gguf", replace(toy, shared=0)))
     assert lone.non_expert.layers[1].routed.rule.scale == 3.0
     keys = {"cohere2moe.attention.layer_norm_rms_epsilon": 1e-5}
     plain = opened(write_toy_arch(tmp_path / "o.gguf", toy, metadata=keys))
-    assert not plain.non_expert.layers[0].mixer.centers
+    assert plain.non_expert.layers[0].mixer.centering is None
 
 
 def test_mellum_stretches_layers_that_see_all(tmp_path):

@@ -12,7 +12,7 @@ from tests.support.kernel_cases import decoded, float_weight
 from tests.support.toy_archs import ToyArch, write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline.kernels.cpu import NativeKernels
-from thermocline.kernels.dense_contract import Gating, RoutingRule
+from thermocline.kernels.dense_contract import Centering, Gating, RoutingRule
 from thermocline.kernels.dense_reference import ReferenceDense
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.messages import LayerIndex
@@ -107,14 +107,16 @@ def test_a_router_behind_a_norm_that_takes_the_mean_off(tmp_path):
     plain = RouterWeights(
         np.ones(16, np.float32), float_weight(matrix.astype(np.float32)), 1e-6, rule
     )
-    centered = replace(plain, centers=True)
+    centered = replace(plain, centering=Centering())
     for kernels in (ReferenceKernels(), NativeKernels(threads=1)):
         near, far = (likely_experts(centered, kernels, x[:1] + shift) for shift in (0, 20))
         assert near.tolist() == far.tolist()
         assert likely_experts(plain, kernels, x[:1] + 20).tolist() != near.tolist()
     toy = ToyArch("cohere2moe", window=16, shared=64)
     with open_model_file(write_toy_arch(tmp_path / "m.gguf", toy)) as file:
-        assert open_model(file, ReferenceKernels()).router_weights(LayerIndex(1)).centers
+        assert (
+            open_model(file, ReferenceKernels()).router_weights(LayerIndex(1)).centering is not None
+        )
 
 
 def test_a_state_of_zeros_is_no_error():

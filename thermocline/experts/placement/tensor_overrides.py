@@ -23,7 +23,7 @@ _FLAG: Final = "--override-tensor"
 _BUFFERS: Final = {"CPU": False, "CUDA0": True, "GPU": True}
 _LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)")
 _EXPERTS: Final = re.compile(r"ffn_(gate_up|gate|up|down)_exps\..+")
-_HEAD: Final = ("output.weight", "output_norm.weight")
+_HEAD: Final = ("output.weight", "output.bias", "output_norm.weight", "output_norm.bias")
 _EMBEDDING: Final = "token_embd.weight"
 _CHOICES: Final = (
     r"what can be placed is a layer's routed experts (blk\.3\.ffn_.*_exps), all else of a layer "

@@ -51,11 +51,13 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, epsilon: float) -> torch.Tenso
     return naive_rms_norm(x, gain, epsilon)
 
 
-def layer_norm(x: torch.Tensor, gain: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Return the same of x - mean(x)."""
+def layer_norm(
+    x: torch.Tensor, gain: torch.Tensor, epsilon: float, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the same of x - mean(x), plus the bias where there is one."""
     if x.is_cuda:
-        return norm_rows(x, gain, epsilon, centers=True)
-    return naive_layer_norm(x, gain, epsilon)
+        return norm_rows(x, gain, epsilon, centers=True, bias=bias)
+    return naive_layer_norm(x, gain, epsilon, bias)
 
 
 def naive_rms_norm(x: torch.Tensor, gain: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -64,9 +66,28 @@ def naive_rms_norm(x: torch.Tensor, gain: torch.Tensor, epsilon: float) -> torch
     return x * scale * gain
 
 
-def naive_layer_norm(x: torch.Tensor, gain: torch.Tensor, epsilon: float) -> torch.Tensor:
+def naive_layer_norm(
+    x: torch.Tensor, gain: torch.Tensor, epsilon: float, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return `layer_norm` in plain torch."""
-    return naive_rms_norm(x - x.mean(dim=-1, keepdim=True), gain, epsilon)
+    normed = naive_rms_norm(x - x.mean(dim=-1, keepdim=True), gain, epsilon)
+    return normed if bias is None else normed + bias
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceNorm:
+    """A norm of the residual stream. bias: see `Centering`; centers: whether there is that."""
+
+    gain: torch.Tensor
+    epsilon: float
+    centers: bool
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the twin of `models.norms.norm_rows`."""
+        if self.centers:
+            return layer_norm(x, self.gain, self.epsilon, self.bias)
+        return rms_norm(x, self.gain, self.epsilon)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

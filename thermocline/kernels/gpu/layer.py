@@ -19,11 +19,11 @@ from thermocline.kernels.gpu.attention import LOG2_E, attention, rule_of
 from thermocline.kernels.gpu.cache import DeviceLayerCache, DeviceStates
 from thermocline.kernels.gpu.delta import DeltaTokens, DeviceDeltaRule, delta_rule, key_heads
 from thermocline.kernels.gpu.dense import (
+    DeviceNorm,
     DevicePostNorm,
     DeviceRope,
     DeviceRouting,
     gate,
-    layer_norm,
     rms_norm,
     rotate,
     route,
@@ -39,7 +39,7 @@ from thermocline.kernels.whole_layer import (
 )
 
 if TYPE_CHECKING:
-    from thermocline.kernels.dense_contract import PostNorm
+    from thermocline.kernels.dense_contract import Centering, PostNorm
     from thermocline.kernels.gpu.step import StepInputs
     from thermocline.kernels.gpu.weights import DeviceMatrix, MatrixLoader
     from thermocline.kernels.weight import FloatArray, Weight
@@ -76,7 +76,7 @@ class DeviceAttention:
         self, load: MatrixLoader, given: AttentionWeights, rope: DeviceRope | None, head_dim: int
     ) -> None:
         """rope: None for heads that do not turn."""
-        self._norm, self._centers = load.vector(given.norm), given.centers
+        self._norm = load_norm(load, given.norm, given.head_norm.epsilon, given.centering)
         assert given.k is not None, (
             "no device reads another layer's keys, which `ModelSpec.cpu_only` says"
         )
@@ -85,12 +85,11 @@ class DeviceAttention:
         self._products = tuple(load.matrix(weight) for weight in own)
         self._output = load.matrix(given.output)
         norm = given.head_norm
-        self._head_gains = tuple(
-            _optional_vector(load, gain) for gain in (norm.q_gain, norm.k_gain)
-        )
-        self._value_gain = _optional_vector(load, norm.v_gain)
+        self._head_gains = tuple(optional_vector(load, gain) for gain in (norm.q_gain, norm.k_gain))
+        self._value_gain = optional_vector(load, norm.v_gain)
         self._epsilon, self._norm_last = given.head_norm.epsilon, given.head_norm.last
         self._biases = given.biases and tuple(load.vector(bias) for bias in given.biases)
+        self._clip = given.clip
         self._wide_gains = given.wide_norm and tuple(load.vector(gain) for gain in given.wide_norm)
         self._gate = None if given.gate is None else _Gate.load(load, given.gate)
         self._rope, self._head_dim = rope, head_dim
@@ -102,13 +101,12 @@ class DeviceAttention:
             chunked=given.chunked,
             temperature=given.temperature,
         )
-        self._output_bias = _optional_vector(load, given.output_bias)
+        self._output_bias = optional_vector(load, given.output_bias)
         self._post_norm = None if given.post_norm is None else _post_norm(load, given.post_norm)
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
         """Return what attention takes of x."""
-        norm_rows = layer_norm if self._centers else rms_norm
-        return norm_rows(x, self._norm, self._epsilon)
+        return self._norm(x)
 
     def __call__(
         self,
@@ -158,9 +156,11 @@ class DeviceAttention:
     def _heads(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return q and k [T, heads, head_dim] and v [T, heads, value_dim], with the biases and norms over all heads there are."""
+        """Return q and k [T, heads, head_dim] and v [T, heads, value_dim], with the biases, limits and norms over all heads there are."""
         if self._biases is not None:
             q, k, v = (part + bias for part, bias in zip((q, k, v), self._biases, strict=True))
+        if self._clip:
+            q, k, v = (part.clamp(-self._clip, self._clip) for part in (q, k, v))
         if self._wide_gains is not None:
             q, k = (
                 rms_norm(part, gain, self._epsilon)
@@ -183,7 +183,16 @@ class DeviceAttention:
         return rms_norm(x, gain, self._epsilon) if gain is not None and self._norm_last else x
 
 
-def _optional_vector(load: MatrixLoader, values: FloatArray | None) -> torch.Tensor | None:
+def load_norm(
+    load: MatrixLoader, gain: FloatArray, epsilon: float, centering: Centering | None
+) -> DeviceNorm:
+    """Return a norm of the residual stream on the device."""
+    bias = None if centering is None else optional_vector(load, centering.bias)
+    return DeviceNorm(load.vector(gain), epsilon, centering is not None, bias)
+
+
+def optional_vector(load: MatrixLoader, values: FloatArray | None) -> torch.Tensor | None:
+    """Return a vector on the device, None for none."""
     return None if values is None else load.vector(values)
 
 
@@ -327,7 +336,9 @@ class DeviceLayer:
                 self._mixer = DeviceLatent(load, parts.mixer, rope)
             case None | CompressedWeights():  # no device computes these
                 pass
-        self._norm = _optional_vector(load, parts.norm)
+        self._norm = None
+        if parts.norm is not None:
+            self._norm = load_norm(load, parts.norm, parts.epsilon, parts.centering)
         self._epsilon, self._handed_on = parts.epsilon, parts.handed_on
         self._shared = None if parts.shared is None else _Shared(load, parts.shared)
         self._router = None if parts.routed is None else _Router(load, parts.routed)
@@ -362,7 +373,7 @@ class DeviceLayer:
         if self._norm is None:  # a mixer alone
             return LayerOutput(x, x, None, None)
         if handed is None or self._handed_on is not HandedOn.NORMED:
-            normed = rms_norm(x, self._norm, self._epsilon)
+            normed = self._norm(x)
         else:
             normed = handed
         prompt = inputs.is_prompt

@@ -19,19 +19,27 @@ _OF_A_WARP = 512
 _MAX_WARPS = 8
 
 
-def norm_rows(x: Tensor, gain: Tensor, epsilon: float, *, centers: bool = False) -> Tensor:
+def norm_rows(
+    x: Tensor,
+    gain: Tensor,
+    epsilon: float,
+    *,
+    centers: bool = False,
+    bias: Tensor | None = None,
+) -> Tensor:
     """Return x / sqrt(mean(x^2) + epsilon) * gain over the last axis. x: float32 [..., width]; gain: float32 [width].
 
-    centers: of x - mean(x).
+    centers: of x - mean(x). bias: float32 [width], added to that.
     """
     given, width = x.contiguous(), x.shape[-1]
     out = torch.empty_like(given)
     if given.numel():
         block = triton.next_power_of_2(width)
         rms_norm_kernel[(given.numel() // width,)](
-            *(out, given, gain, epsilon),
+            *(out, given, gain, gain if bias is None else bias, epsilon),
             width=width,
             centers=centers,
+            has_bias=bias is not None,
             block=block,
             num_warps=_warps(block),
         )
@@ -68,9 +76,11 @@ def rms_norm_kernel(
     out_ptr: tl.tensor,
     x_ptr: tl.tensor,
     gain_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
     epsilon: tl.tensor,
     width: tl.constexpr,
     centers: tl.constexpr,
+    has_bias: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
     """A program: one row."""
@@ -82,7 +92,10 @@ def rms_norm_kernel(
         x = tl.where(live, x - tl.sum(x, 0) / width, 0.0)
     scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + epsilon)
     gain = tl.load(gain_ptr + i, mask=live, other=0.0)
-    tl.store(out_ptr + at + i, x * scale * gain, mask=live)
+    normed = x * scale * gain
+    if has_bias:
+        normed += tl.load(bias_ptr + i, mask=live, other=0.0)
+    tl.store(out_ptr + at + i, normed, mask=live)
 
 
 @triton.jit

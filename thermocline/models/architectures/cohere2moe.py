@@ -78,9 +78,9 @@ def _parallel_layer(
     attention: AttentionWeights,
     rope: RopeRule | None,
 ) -> DecoderLayer:
-    attention = replace(attention, centers=spec.norms_center)
     layer = mixed_layer(weights, spec, index, attention, norm="attn_norm")
-    parts = _averaged(weights, replace(layer.parts, handed_on=HandedOn.NORMED))
+    own = replace(layer.parts, handed_on=HandedOn.NORMED, centering=attention.centering)
+    parts = _averaged(weights, own)
     return replace(layer, parts=parts, rope=rope and replace(rope, pairs=True))
 
 

@@ -20,8 +20,8 @@ from thermocline.errors import DeviceMemoryError
 from thermocline.kernels.cache_format import CacheShape
 from thermocline.kernels.gpu.cache import DeviceKVPool, DeviceStates
 from thermocline.kernels.gpu.captured_rows import CapturedRows
-from thermocline.kernels.gpu.dense import DeviceRope, layer_norm, rms_norm, softcap
-from thermocline.kernels.gpu.layer import DeviceLayer, LayerOutput
+from thermocline.kernels.gpu.dense import DeviceRope, softcap
+from thermocline.kernels.gpu.layer import DeviceLayer, LayerOutput, load_norm, optional_vector
 from thermocline.kernels.gpu.steps import CapturedSteps, RowSizes
 from thermocline.kernels.gpu.weights import MatrixLoader
 from thermocline.kernels.whole_layer import AttentionWeights, LatentWeights
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.weight import FloatArray
     from thermocline.kv.cache import KVCacheSpec
     from thermocline.messages import Chunk, ChunkId
-    from thermocline.models.contract import Model
+    from thermocline.models.contract import Model, NonExpertParts
     from thermocline.models.device.steps import StepPlan
     from thermocline.models.rope import RopeRule
     from thermocline.models.spec import ModelSpec
@@ -53,6 +53,22 @@ if TYPE_CHECKING:
 _WHOLE, _SHARED = 0, 1
 # Chunks in flight whose plans are kept; a dropped plan is made again.
 _MAX_BEGUN = 8
+
+
+class _Head:
+    """The last norm, and the matrix of logits, on a device."""
+
+    def __init__(self, load: MatrixLoader, parts: NonExpertParts, spec: ModelSpec) -> None:
+        self._norm = load_norm(load, parts.output_norm, spec.rms_epsilon, parts.centering)
+        self._output, self._cap = load.matrix(parts.output), spec.logit_softcap
+        self._bias = optional_vector(load, parts.output_bias)
+
+    def __call__(self, x: torch.Tensor, *, prompt: bool) -> torch.Tensor:
+        """Return the logits [rows, V] of the residual stream [rows, D]."""
+        logits = self._output.multiply(self._norm(x), prompt=prompt)
+        if self._bias is not None:
+            logits = logits + self._bias
+        return softcap(logits, self._cap) if self._cap else logits
 
 
 class DeviceNonExpert:
@@ -91,9 +107,7 @@ class DeviceNonExpert:
                 )
                 for layer, rule in rules.items()
             }
-            self._head = None
-            if part.has_head:
-                self._head = load.vector(parts.output_norm), load.matrix(parts.output)
+            self._head = _Head(load, parts, spec) if part.has_head else None
             self._states = {
                 layer: DeviceStates(streams, cache.num_state_slots + 1, spec.state)
                 for layer in spec.recurrent_layers
@@ -211,11 +225,7 @@ class DeviceNonExpert:
 
     def _logits(self, x: torch.Tensor, *, prompt: bool) -> torch.Tensor:
         assert self._head is not None, "the head is not on the device"
-        norm, output = self._head
-        norm_rows = layer_norm if self.spec.norms_center else rms_norm
-        normed = norm_rows(x, norm, self.spec.rms_epsilon)
-        logits = output.multiply(normed, prompt=prompt)
-        return softcap(logits, self.spec.logit_softcap) if self.spec.logit_softcap else logits
+        return self._head(x, prompt=prompt)
 
     def forget(self) -> None:
         """Release buffers and captured graphs, which are made again where they are needed."""

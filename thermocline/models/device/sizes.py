@@ -171,7 +171,8 @@ def _top_bytes(tensor: TensorInfo, norm: str, *, is_tied: bool) -> int:
 
     norm: the name of the head's.
     """
-    if tensor.name in ("output.weight", norm):
+    norms = norm, norm.removesuffix("weight") + "bias"
+    if tensor.name in ("output.weight", "output.bias", *norms):
         return _bytes(tensor)
     return _bytes(tensor) if tensor.name == "token_embd.weight" and is_tied else 0
 

@@ -49,6 +49,12 @@ def test_layer_norm(streams, rows, width):
     x, gain = 5 + normal(rows, width), normal(width)
     found = dense.layer_norm(streams.upload(x), streams.upload(gain), 1e-6)
     assert_within(found.cpu().numpy(), REFERENCE.layer_norm(x, gain, 1e-6), "non-expert/float32")
+    bias = normal(width, 1)[:, 0]
+    found = dense.layer_norm(
+        *(streams.upload(each) for each in (x, gain)), 1e-6, streams.upload(bias)
+    )
+    expected = REFERENCE.layer_norm(x, gain, 1e-6, bias)
+    assert_within(found.cpu().numpy(), expected, "non-expert/float32")
 
 
 @pytest.mark.parametrize("pairs", [False, True])

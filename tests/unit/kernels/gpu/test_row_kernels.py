@@ -53,6 +53,10 @@ def test_norms_that_take_the_mean_off(device, shape):
     assert found.shape == x.shape
     assert not len(x) or shape[-1] == 1 or nmse(found.numpy(), expected.numpy()) < MOST
     assert shape[-1] > 1 or not found.any(), "a number alone is its mean"
+    bias = normal(rng, shape[-1])
+    found = norm_rows(x.to(device), gain.to(device), 1e-3, centers=True, bias=bias.to(device)).cpu()
+    expected = naive_layer_norm(x.double(), gain.double(), 1e-3, bias.double())
+    assert not len(x) or nmse(found.numpy(), expected.numpy()) < MOST
 
 
 def test_a_norm_of_zeros_and_of_rows_apart(device):
