@@ -21,6 +21,7 @@ from tests.oracle import (
     hf_hy_v4,
     hf_latent,
     hf_minimax_m3,
+    hf_norms,
     hf_recurrent,
     hf_routers,
     hf_streams,
@@ -357,6 +358,7 @@ _CLASSES: dict[str, str | Callable[[Any], torch.nn.Module]] = {
     **hf_formulas.CLASSES,
     **hf_granite.CLASSES,
     **hf_latent.CLASSES,
+    **hf_norms.CLASSES,
     **hf_recurrent.CLASSES,
 }
 _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
@@ -377,6 +379,7 @@ _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     **hf_formulas.CONFIGS,
     **hf_granite.CONFIGS,
     **hf_latent.CONFIGS,
+    **hf_norms.CONFIGS,
     **hf_recurrent.CONFIGS,
 }
 _STATES: dict[str, Callable[[Keys, State], State]] = {
@@ -397,5 +400,6 @@ _STATES: dict[str, Callable[[Keys, State], State]] = {
     **hf_formulas.STATES,
     **hf_granite.STATES,
     **hf_latent.STATES,
+    **hf_norms.STATES,
     **hf_recurrent.STATES,
 }

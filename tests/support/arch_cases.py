@@ -22,6 +22,7 @@ from tests.support.latent_cases import (
     SPARSE_MIXED,
 )
 from tests.support.minimax_m3_cases import MINIMAX_M3_MIXED, MINIMAX_M3_OPTIONS
+from tests.support.norms_cases import DBRX_OPTIONS
 from tests.support.recurrent_cases import (
     GRANITE_MIXED,
     GRANITE_OPTIONS,
@@ -284,6 +285,7 @@ ARCH_CASES = (
     *(_case(name, "mistral4", **options) for name, options in MISTRAL4_OPTIONS.items()),
     *(_case(name, "kimi-linear", **options) for name, options in KIMI_LINEAR_OPTIONS.items()),
     *(_case(name, "bailingmoe3", **options) for name, options in BAILINGMOE3_OPTIONS.items()),
+    *(_case(name, "dbrx", **options) for name, options in DBRX_OPTIONS.items()),
     *ROUTER_CASES,
     *FORMULA_CASES,
     *(_case(name, "lfm2", **options) for name, options in LFM2_DENSE_OPTIONS.items()),
@@ -345,6 +347,7 @@ SCHEDULED_CASES = (
     _case("mixed", "bailingmoe2", **_WIDE, rotary=32, formats=_MIX, extra=_GROUPS),
     _case("mixed", "afmoe", **_WIDE, layers=4, rotary=64, formats=_MIX, seed=65),
     _case("mixed", "cohere2moe", **_WIDE, layers=2, formats=_MIX, seed=67),
+    _case("mixed", "dbrx", **_WIDE, layers=2, formats=_MIX, seed=68),
     # Rows of whole blocks of 32, not of 256, as gpt-oss has them.
     _case("mixed", "gpt-oss", **_WIDE | {"hidden": 160, "intermediate": 96}, formats=_NARROW_MIX),
     _case("mixed", "mimo2", **_WIDE | _MIMO_MIXED, formats=_MIX),

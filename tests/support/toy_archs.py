@@ -14,6 +14,7 @@ from tests.support import (
     toy_dense,
     toy_formulas,
     toy_hy_v4,
+    toy_norms,
     toy_recurrent,
     toy_routers,
     toy_streams,
@@ -359,6 +360,7 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     **toy_dense.KEYS,
     **toy_routers.KEYS,
     **toy_formulas.KEYS,
+    **toy_norms.KEYS,
     **toy_recurrent.KEYS,
     **toy_hy_v4.KEYS,
 }
@@ -389,6 +391,7 @@ _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     **toy_dense.LAYERS,
     **toy_routers.LAYERS,
     **toy_formulas.LAYERS,
+    **toy_norms.LAYERS,
     **toy_recurrent.LAYERS,
     **toy_hy_v4.LAYERS,
 }

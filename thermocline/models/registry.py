@@ -53,6 +53,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "bailingmoe2",
             "bailingmoe3",
             "cohere2moe",
+            "dbrx",
             "deepseek",
             "dots1",
             "ernie4_5",

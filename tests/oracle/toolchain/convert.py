@@ -25,6 +25,7 @@ _PRE_TOKENIZERS = {
     "qwen4exp": "qwen35",
     "laguna": "laguna",
     "gpt-oss": "gpt-4o",
+    "dbrx": "dbrx",
     "afmoe": "afmoe",
     "bailingmoe": "bailingmoe",
     "bailingmoe3": "bailingmoe2",

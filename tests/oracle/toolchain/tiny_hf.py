@@ -20,6 +20,7 @@ from tests.oracle.toolchain import (
     tiny_hy_v4,
     tiny_latent,
     tiny_minimax_m3,
+    tiny_norms,
     tiny_recurrent,
     tiny_routers,
     tiny_streams,
@@ -39,9 +40,11 @@ _ROUTERS = (
     "mlp.router.weight",
     "mlp.router.gate.weight",
     "feed_forward.router.weight",
+    "ffn.router.layer.weight",
 )
 _AROUND = (
     "norm.weight",
+    "norm_f.weight",
     "_1.weight",
     "_2.weight",
     "router.scale",
@@ -97,7 +100,12 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
         tiny_formulas.pack_experts(folder, model)
     published = tiny_routers.PUBLISHED | tiny_formulas.PUBLISHED
     published |= tiny_recurrent.PUBLISHED | tiny_latent.PUBLISHED | tiny_streams.PUBLISHED
-    published |= tiny_glm5.PUBLISHED | tiny_hy_v4.PUBLISHED | tiny_minimax_m3.PUBLISHED
+    published |= (
+        tiny_glm5.PUBLISHED
+        | tiny_hy_v4.PUBLISHED
+        | tiny_minimax_m3.PUBLISHED
+        | tiny_norms.PUBLISHED
+    )
     if tiny.arch in published:
         published[tiny.arch](folder, config)
     save_tokenizer(folder, tiny.arch)
@@ -406,6 +414,7 @@ _CLASSES = {
     **tiny_hy_v4.CLASSES,
     **tiny_latent.CLASSES,
     **tiny_minimax_m3.CLASSES,
+    **tiny_norms.CLASSES,
     **tiny_recurrent.CLASSES,
     **tiny_streams.CLASSES,
 }
@@ -437,6 +446,7 @@ _CONFIGS = {
     **tiny_hy_v4.CONFIGS,
     **tiny_latent.CONFIGS,
     **tiny_minimax_m3.CONFIGS,
+    **tiny_norms.CONFIGS,
     **tiny_recurrent.CONFIGS,
     **tiny_streams.CONFIGS,
 }

@@ -16,6 +16,7 @@ from tests.oracle.toolchain import (
     tiny_hy_v4,
     tiny_latent,
     tiny_minimax_m3,
+    tiny_norms,
     tiny_streams,
 )
 from tests.oracle.toolchain.convert import convert
@@ -200,7 +201,15 @@ FORMULA_ARCHS = tuple(tiny_formulas.CLASSES)
 SMALL_CASES = tuple(_case("small", arch) for arch in ARCHS + ROUTER_ARCHS + FORMULA_ARCHS)
 """In float32; no row is a multiple of 256."""
 
-_OWN = (tiny_formulas, tiny_latent, tiny_streams, tiny_glm5, tiny_hy_v4, tiny_minimax_m3)
+_OWN = (
+    tiny_formulas,
+    tiny_latent,
+    tiny_streams,
+    tiny_glm5,
+    tiny_hy_v4,
+    tiny_minimax_m3,
+    tiny_norms,
+)
 _MORE = tuple(case for module in _OWN for case in module.OTHERS)
 _WIDER = tuple(case for module in _OWN for case in module.MIXED)
 OTHER_CASES = (
@@ -339,7 +348,7 @@ BF16_CASES = tuple(
     for arch in (
         *(*ARCHS, *ROUTER_ARCHS, "deepseek_v3", "glm4_moe_lite", "mistral4", "granitehybrid"),
         *("kimi_linear", "bailingmoe3", "mimo2", *tiny_formulas.LIMITED),
-        *("glm5_next", "hy_v4", "minimax_m3", "qwen4exp", *tiny_latent.SPARSE),
+        *("dbrx", "glm5_next", "hy_v4", "minimax_m3", "qwen4exp", *tiny_latent.SPARSE),
     )
 )
 """Rounded to bfloat16 by the converter, but for what it always keeps in float32."""

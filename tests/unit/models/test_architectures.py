@@ -38,6 +38,7 @@ TOYS = {
     "afmoe": ToyArch("afmoe", layers=5, window=16),
     "bailingmoe": ToyArch("bailingmoe"),
     "cohere2moe": ToyArch("cohere2moe", layers=5, window=16, shared=64),
+    "dbrx": ToyArch("dbrx"),
     "deepseek": ToyArch("deepseek", kv_heads=4),
     "bailingmoe2": ToyArch(
         "bailingmoe2",
@@ -160,6 +161,7 @@ WITH_DENSE = (
         "afmoe",
         "bailingmoe",
         "cohere2moe",
+        "dbrx",
         "deepseek",
         "bailingmoe2",
         "dots1",
@@ -191,6 +193,7 @@ WITHOUT_EXPERTS = (
 )
 WITHOUT_SHARED = (
     "olmoe",
+    "dbrx",
     "maple",
     "smallthinker",
     "mellum",
@@ -349,6 +352,13 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("cohere2moe", "logit_scale", -1.0, ModelFileError),
         ("cohere2moe", "rope.dimension_count", 8, UnsupportedModelError),
         ("cohere2moe", "rope.scaling.factor", 8.0, UnsupportedModelError),
+        ("dbrx", "attention.clamp_kqv", -8.0, ModelFileError),
+        ("dbrx", "attention.layer_norm_epsilon", 0.0, ModelFileError),
+        ("dbrx", "attention.causal", False, UnsupportedModelError),
+        ("dbrx", "attention.sliding_window", 16, UnsupportedModelError),
+        ("dbrx", "expert_weights_scale", 2.0, UnsupportedModelError),
+        ("dbrx", "rope.dimension_count", 8, UnsupportedModelError),
+        ("dbrx", "rope.scaling.factor", 8.0, UnsupportedModelError),
         ("exaone-moe", "attention.sliding_window", 0, ModelFileError),
         ("exaone-moe", "attention.sliding_window_pattern", [True, False], ModelFileError),
         ("exaone-moe", "expert_gating_func", 5, UnsupportedModelError),
