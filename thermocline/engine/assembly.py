@@ -87,7 +87,7 @@ def load_parts(
         recorder = MemoryRecorder(config.trace.max_records, enabled=config.trace.enabled)
         kernels = make_kernels(config)
         on_step(LoadStep.WEIGHTS)
-        model = open_model(file, kernels)
+        model = open_model(file, kernels, config.memory.max_context_tokens)
         on_step(LoadStep.TOKENIZER)
         text = open_text(config, file, model.spec.vocab_size, owned)
         limits = choose_limits(config, model.spec, file)

@@ -15,6 +15,7 @@ from thermocline.config import MemoryConfig
 from thermocline.engine.cpu import why_threads
 from thermocline.kernels.gpu.requirements import NO_DRIVER
 from thermocline.messages import Chunk, ChunkId, RequestId, Segment, SegmentKind
+from thermocline.models.rope import LongRope
 from thermocline.pipeline.execution.policy import why as why_executed
 from thermocline.units import format_bytes
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from thermocline.engine.assembly import EngineParts
     from thermocline.engine.devices import Devices
     from thermocline.engine.expert_stages import ExpertBackends
+    from thermocline.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ def read_choices(parts: EngineParts, config: EngineConfig) -> tuple[Choice, ...]
     return (
         *_about_cpu(parts, config),
         *_about_non_expert(parts, config),
+        *_about_rotation(parts.model.spec),
         *_about_experts(parts, config),
         *_about_prompts(parts),
         *_about_ranks(parts),
@@ -86,6 +89,14 @@ def _about_non_expert(parts: EngineParts, config: EngineConfig) -> Iterator[Choi
     limits, num_contexts = parts.limits, cache.num_blocks // cache.min_blocks
     yield Choice("contexts", str(num_contexts), why_contexts)
     yield Choice("context", f"{limits.max_context_tokens} tokens", limits.why_context)
+
+
+def _about_rotation(spec: ModelSpec) -> Iterator[Choice]:
+    """Yield by which factors heads turn, of a model that has two lists of them."""
+    if isinstance(spec.rope_scaling, LongRope):
+        which, how_long = ("long", "more than") if spec.turns_far else ("short", "no more than")
+        why = f"the context (--ctx) is {how_long} {spec.rope_scaling.original_context} tokens"
+        yield Choice("rotary factors", f"those of {which} contexts", why)
 
 
 def _why_where(devices: Devices, flag: str, asked: str) -> str:

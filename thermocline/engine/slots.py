@@ -202,4 +202,5 @@ def _form_of(parts: EngineParts) -> CacheForm:
         parts.kernels.prompts_differ,
         0 if spec.latent is None else spec.latent.expanded_tokens,
         () if states is None else tuple(shape.numbers for shape in spec.further_states.values()),
+        spec.turns_far,
     )

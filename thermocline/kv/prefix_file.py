@@ -69,7 +69,7 @@ class CacheForm(msgspec.Struct, frozen=True):
 
     model: a digest of the model's weights. arithmetic: of which kernels. state_numbers: float32 numbers of each recurrent
     layer's convolution and states; further_states: the same of what layers keep besides. kinds_differ, expanded_tokens:
-    what besides decides about the keys of blocks.
+    what besides decides about the keys of blocks. turns_far: see `ModelSpec`.
     """
 
     program: str
@@ -83,6 +83,7 @@ class CacheForm(msgspec.Struct, frozen=True):
     kinds_differ: bool = True
     expanded_tokens: int = 0
     further_states: tuple[tuple[int, int], ...] = ()
+    turns_far: bool = False
 
     @property
     def states(self) -> tuple[tuple[int, int], ...]:
@@ -300,6 +301,7 @@ _WORDS: Final = {
     "state_numbers": "shape of states",
     "kinds_differ": "arithmetic of prompts",
     "expanded_tokens": "form of latent attention",
+    "turns_far": "list of rotary factors, which --ctx decides about",
 }
 
 

@@ -50,6 +50,15 @@ def read_rope_factors(weights: WeightMap, num_dims: int) -> tuple[float, ...]:
     return tuple(weights.positive(name, num_dims // 2).tolist()) if name in weights else ()
 
 
+def read_long_factors(weights: WeightMap, spec: ModelSpec) -> tuple[float, ...]:
+    """Return the factors of `LongRope` for the context that the model is opened for. The file must have both lists."""
+    short, far = (
+        tuple(weights.positive(f"rope_factors_{which}.weight", spec.rotary_dims // 2).tolist())
+        for which in ("short", "long")
+    )
+    return far if spec.turns_far else short
+
+
 def read_attention(
     weights: WeightMap,
     spec: ModelSpec,

@@ -50,6 +50,11 @@ class PromptLimits:
     why_chunks: str
 
 
+def served_context(asked: int | None, spec: ModelSpec) -> int:
+    """Return the tokens of the longest sequence, prompt and answer: as asked for, or as many as come without."""
+    return min(spec.context_length, _DEFAULT_MAX_CONTEXT_TOKENS) if asked is None else asked
+
+
 def prompt_limits(
     config: EngineConfig,
     spec: ModelSpec,
@@ -64,9 +69,9 @@ def prompt_limits(
     tensor_bytes: of the file; room_bytes: what memory can hold of it. on_device: whether some of the model is to be on a GPU.
     on_tiles: whether the CPU multiplies prompts on matrix tiles.
     """
-    context, why_context = config.memory.max_context_tokens, "asked for (--ctx)"
-    if context is None:
-        context = min(spec.context_length, _DEFAULT_MAX_CONTEXT_TOKENS)
+    asked, why_context = config.memory.max_context_tokens, "asked for (--ctx)"
+    context = served_context(asked, spec)
+    if asked is None:
         why_context = (
             f"the model allows {spec.context_length}; more than {context} must be asked for (--ctx)"
         )

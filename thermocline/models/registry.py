@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
 from types import MappingProxyType
@@ -11,6 +12,7 @@ from thermocline.errors import UnsupportedModelError
 from thermocline.kernels.cache_format import MAX_HEAD_DIM
 from thermocline.models.decoder import Decoder
 from thermocline.models.next_token_block import NextTokenBlock
+from thermocline.models.prompt_limits import served_context
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -138,10 +140,15 @@ def read_spec(file: ModelFile) -> ModelSpec:
     return _checked_spec(file, _architecture(file))
 
 
-def open_model(file: ModelFile, kernels: Kernels) -> Model:
-    """Return the model over the mapped `file`. Raises ModelError."""
+def open_model(file: ModelFile, kernels: Kernels, context_tokens: int | None = None) -> Model:
+    """Return the model over the mapped `file`. Raises ModelError.
+
+    context_tokens: the longest sequence that is asked for, as `prompt_limits.served_context` takes it.
+    """
     architecture = _architecture(file)
-    return Decoder(file, kernels, _checked_spec(file, architecture), architecture.read_layer)
+    spec = _checked_spec(file, architecture)
+    spec = replace(spec, served_tokens=served_context(context_tokens, spec))
+    return Decoder(file, kernels, spec, architecture.read_layer)
 
 
 def can_draft(file: ModelFile, spec: ModelSpec) -> bool:

@@ -41,7 +41,16 @@ class LinearScaling:
     factor: float
 
 
-RopeScaling: TypeAlias = Yarn | LinearScaling
+@dataclass(frozen=True, slots=True)
+class LongRope:
+    """LongRoPE: factors per pair, of which a file has two lists, for contexts up to the original one and for longer ones."""
+
+    original_context: int
+    magnitude: float
+    """Multiplies cosines and sines, with either list."""
+
+
+RopeScaling: TypeAlias = Yarn | LinearScaling | LongRope
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,7 @@ class RopeRule:
     @property
     def magnitude(self) -> float:
         """The factor on cosines and sines."""
-        return self.scaling.magnitude if isinstance(self.scaling, Yarn) else 1.0
+        return self.scaling.magnitude if isinstance(self.scaling, Yarn | LongRope) else 1.0
 
     def frequencies(self) -> NDArray[np.float64]:
         """Return the angle per position of each pair of dimensions: [num_dims / 2]."""
@@ -70,7 +79,7 @@ class RopeRule:
         if self.factors:
             plain = plain / np.array(self.factors)
         match self.scaling:
-            case None:
+            case None | LongRope():
                 return plain
             case LinearScaling(factor=factor):
                 return plain / factor

@@ -11,6 +11,7 @@ from thermocline.kernels.cache_format import HeadShape
 from thermocline.kernels.recurrent_contract import StateShape
 from thermocline.kernels.weight import ExpertActivation, SiluLimits
 from thermocline.messages import LayerIndex, Pooling
+from thermocline.models.rope import LongRope
 
 if TYPE_CHECKING:
     from thermocline.kernels.delta_contract import DeltaShape
@@ -135,6 +136,8 @@ class ModelSpec:
     """Layers whose heads do not turn, where the file lists them."""
     rope_scaling: RopeScaling | None = None
     """How layers with full attention scale their rotary embedding."""
+    served_tokens: int | None = None
+    """The longest sequence that the model was opened for; None is context_length."""
     window: WindowSpec | None = None
     layer_heads: tuple[int, ...] = ()
     """Heads by layer, where they differ; num_heads is the most."""
@@ -203,6 +206,13 @@ class ModelSpec:
     def pooling(self) -> Pooling:
         """How embeddings are made: by the last token's state unless the file names another way."""
         return self.own_pooling or Pooling.LAST
+
+    @property
+    def turns_far(self) -> bool:
+        """Whether heads turn by the factors of long contexts, for short sequences too: keys stay as they were cached."""
+        if not isinstance(self.rope_scaling, LongRope):
+            return False
+        return (self.served_tokens or self.context_length) > self.rope_scaling.original_context
 
     @property
     def has_experts(self) -> bool:
