@@ -54,6 +54,7 @@ class Keys:
 
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(path)
+        self._path = path
         self.fields = reader.fields
         self.shapes = {tensor.name: tensor.shape[::-1].tolist() for tensor in reader.tensors}
         self.arch = self.fields["general.architecture"].contents()
@@ -62,6 +63,10 @@ class Keys:
         """The value of a key, or the default."""
         found = self.fields.get(f"{self.arch}.{key}")
         return default if found is None else found.contents()
+
+    def values(self, tensor: str) -> np.ndarray:
+        """The numbers of a tensor that is a setting."""
+        return decoded_weights(self._path)[tensor]
 
     def __contains__(self, key: str) -> bool:
         """Whether the file has a key."""
@@ -133,6 +138,8 @@ def open_hf(path: Path) -> HfModel:
         state |= hf_hy_v4.hy_v4_top(weights)
     if not tied:
         state["lm_head.weight"] = weights["output.weight"]
+    biases = {"output_norm.bias": "model.norm.bias", "output.bias": "lm_head.bias"}
+    state |= {theirs: weights[ours] for ours, theirs in biases.items() if ours in weights}
     for layer in range(config.num_hidden_layers):
         prefix = f"blk.{layer}."
         own = {n.removeprefix(prefix): v for n, v in weights.items() if n.startswith(prefix)}

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 
+from tests.oracle.hf_dense import ATTENTION, fused_experts
+from tests.oracle.hf_names import renamed
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -79,12 +82,47 @@ def _dbrx_state(keys: Keys, own: State) -> State:
     return state
 
 
+def _phimoe_config(keys: Keys, common: dict[str, Any]) -> Any:
+    """Of two lists of factors it gets that which the context chooses as both: 5.23's model takes the short one always."""
+    rope, context = common["rope_parameters"], keys("context_length")
+    original = keys("rope.scaling.original_context_length")
+    if (magnitude := keys("rope.scaling.attn_factor")) is not None:
+        which = "long" if context > original else "short"
+        factors = keys.values(f"rope_factors_{which}.weight").tolist()
+        rope |= {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": original,
+            "short_factor": factors,
+            "long_factor": factors,
+            "short_mscale": float(magnitude),
+            "long_mscale": float(magnitude),
+        }
+    left_out = ("num_experts", "moe_intermediate_size")
+    kept = {name: value for name, value in common.items() if name not in left_out}
+    return transformers.PhimoeConfig(
+        **kept,
+        num_local_experts=common["num_experts"],
+        intermediate_size=keys("feed_forward_length"),
+        sliding_window=keys("attention.sliding_window") or None,
+        router_jitter_noise=0.01,
+        attention_bias="blk.0.attn_q.bias" in keys.shapes,
+        lm_head_bias="output.bias" in keys.shapes,
+    )
+
+
+def _phimoe_state(keys: Keys, own: State) -> State:
+    return renamed(own, ATTENTION | {"ffn_gate_inp.": "mlp.router."}) | fused_experts(own)
+
+
 CLASSES: dict[str, Any] = {
     "dbrx": DbrxModel,
+    "phimoe": "PhimoeForCausalLM",
 }
 CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "dbrx": _dbrx_config,
+    "phimoe": _phimoe_config,
 }
 STATES: dict[str, Callable[[Keys, State], State]] = {
     "dbrx": _dbrx_state,
+    "phimoe": _phimoe_state,
 }

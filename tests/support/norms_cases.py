@@ -23,3 +23,16 @@ DBRX_OPTIONS: dict[str, dict[str, Any]] = {
     "one_expert": {"experts": 1, "used": 1, "layers": 2, "seed": 315},
 }
 """Of most, a quarter of the numbers of q, k and v reach their limit; of `all_experts`, none."""
+
+_ORIGINAL = {"rope.scaling.original_context_length": 64}
+
+PHIMOE_OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {"stretched": True, "extra": _ORIGINAL, "rms_epsilon": 1e-5, "seed": 321},
+    "short": {"stretched": True, "seed": 322},
+    "odd": {**_ODD | {"experts": 7, "used": 2}, "layers": 4, "stretched": True, "seed": 323},
+    "window": {"window": 9, "layers": 4, "seed": 324},
+    "unbiased": {"kv_heads": 1, "layers": 2, "biased": False, "window": 512, "seed": 325},
+    "two_experts": {"experts": 2, "tied": True, "layers": 2, "seed": 326},
+}
+"""`default` turns by the factors of long contexts, `short` and `odd` by those of short ones, the others by none. `window` slides
+in every layer, `unbiased` has a window as long as its context. Most have logits of experts near each other."""

@@ -86,6 +86,8 @@ class ToyArch:
     """Gate and up of the experts in one tensor."""
     slowed: bool = False
     """A tensor of factors for the rotary embedding, as Llama 3 has it."""
+    stretched: bool = False
+    """Two of them: for short contexts, and for long ones."""
     query_rank: int = 0
     """Numbers between the two matrices of queries; 0 for one matrix."""
     rank: int = 32
@@ -369,6 +371,7 @@ _TOP: dict[str, Callable[[ToyArch, Draw], Weights]] = {
     "gemma4": gemma4_top,
     "qwen4exp": toy_streams.streams_top,
     **toy_hy_v4.TOP,
+    **toy_norms.TOP,
 }
 _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "bailingmoe3": bailingmoe3_layer,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.support.toy_model import byte_vocabulary
 from tests.support.toy_parts import attention, experts
 
 if TYPE_CHECKING:
@@ -44,9 +45,54 @@ def _dbrx_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     }
 
 
+def _phimoe_keys(toy: ToyArch) -> dict[str, Any]:
+    """`stretched`: with factors of a context made longer; `extra` says of which."""
+    keys = {
+        "feed_forward_length": toy.intermediate,
+        "expert_feed_forward_length": None,
+        "attention.key_length": None,
+        "attention.value_length": None,
+        "attention.sliding_window": toy.window,
+        "rope.dimension_count": toy.head_dim,
+        "rope.scaling.original_context_length": toy.context,
+    }
+    return keys | ({"rope.scaling.attn_factor": 1.19} if toy.stretched else {})
+
+
+def _phimoe_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    """Rows of the router are alike by twos, or few logits would be near each other."""
+    weights = attention(toy, draw) | {"ffn_norm.weight": draw.gain(toy.hidden)}
+    weights |= experts(toy, draw)
+    for name in ("attn_norm", "ffn_norm"):
+        weights[f"{name}.bias"] = draw.vector(toy.hidden, spread=0.3)
+    for part in (*"qkv", "output") if toy.biased else ():
+        rows = len(weights[f"attn_{part}.weight"])
+        weights[f"attn_{part}.bias"] = draw.vector(rows, spread=0.3)
+    router = weights["ffn_gate_inp.weight"]
+    others = router[1::2]
+    others[:] = router[: 2 * len(others) : 2] * draw.vector(*others.shape, spread=0.04, mean=1.0)
+    return weights
+
+
+def _phimoe_top(toy: ToyArch, draw: Draw) -> Weights:
+    weights = {"output_norm.bias": draw.vector(toy.hidden, spread=0.3)}
+    if toy.biased:
+        weights["output.bias"] = draw.vector(len(byte_vocabulary()[0]), spread=0.5)
+    if toy.stretched:
+        for which, spread in (("short", 0.05), ("long", 1.0)):
+            factors = np.exp(np.abs(draw.vector(toy.head_dim // 2, spread=spread)))
+            weights[f"rope_factors_{which}.weight"] = factors.astype(np.float32)
+    return weights
+
+
 KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "dbrx": _dbrx_keys,
+    "phimoe": _phimoe_keys,
 }
 LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "dbrx": _dbrx_layer,
+    "phimoe": _phimoe_layer,
+}
+TOP: dict[str, Callable[[ToyArch, Draw], Weights]] = {
+    "phimoe": _phimoe_top,
 }

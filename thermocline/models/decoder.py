@@ -110,8 +110,7 @@ class Decoder:
         self._output = replace(output, scale=output.scale * spec.logit_scale)
         centering, bias = read_centering(weights, spec, spec.output_norm), None
         if spec.norms_have_bias and "output.bias" in weights:
-            bias = weights.vector("output.bias", spec.vocab_size)
-            bias *= np.float32(spec.logit_scale)
+            bias = weights.vector("output.bias", spec.vocab_size) * np.float32(spec.logit_scale)
         self._layer_embeddings = read_layer_embeddings(weights, spec)
         self.score_head: FloatArray | None = None
         if spec.num_scores:

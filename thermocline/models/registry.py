@@ -39,6 +39,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         for name in (
             "laguna",
             "olmoe",
+            "phimoe",
             "qwen2moe",
             "qwen35moe",
             "qwen3moe",

@@ -56,6 +56,7 @@ _OWN_VOCABULARIES = {
     "hunyuan-moe": ("hunyuan", "HunYuanMoEModel"),
     "kimi_linear": ("kimi_linear", "KimiLinearModel"),
     "nemotron_h": ("nemotron", "NemotronHModel"),
+    "phimoe": ("phi", "PhiMoeModel"),
     "nemotron_h_moe": ("nemotron", "NemotronHModel"),
     "solar_open": ("glm", "SolarOpenModel"),
 }

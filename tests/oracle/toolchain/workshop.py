@@ -348,7 +348,7 @@ BF16_CASES = tuple(
     for arch in (
         *(*ARCHS, *ROUTER_ARCHS, "deepseek_v3", "glm4_moe_lite", "mistral4", "granitehybrid"),
         *("kimi_linear", "bailingmoe3", "mimo2", *tiny_formulas.LIMITED),
-        *("dbrx", "glm5_next", "hy_v4", "minimax_m3", "qwen4exp", *tiny_latent.SPARSE),
+        *("dbrx", "phimoe", "glm5_next", "hy_v4", "minimax_m3", "qwen4exp", *tiny_latent.SPARSE),
     )
 )
 """Rounded to bfloat16 by the converter, but for what it always keeps in float32."""

@@ -120,6 +120,20 @@ async def test_what_does_not_fit_is_refused(tmp_path, small_toy, toy):
             assert told in body["error"]["message"]
 
 
+async def test_keys_that_turned_otherwise_are_refused(tmp_path):
+    """By the factors of long contexts, where those of short ones are wanted."""
+    toy = next(case.toy for case in ARCH_CASES if case.name == "phimoe_default")
+    path = write_toy_arch(tmp_path / "model.gguf", toy)
+    async with live(path, EngineConfig(placement=CPU), slot_folder=str(tmp_path)) as server:
+        await complete(server, prompt="Every lane", id_slot=0)
+        assert (await act(server, "save", filename="a"))[0] == 200
+    short = EngineConfig(placement=CPU, memory=MemoryConfig(max_context_tokens=64))
+    async with live(path, short, slot_folder=str(tmp_path)) as server:
+        status, body = await act(server, "restore", filename="a")
+        assert status == 400
+        assert "--ctx" in body["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "name",
     ["", "../a", "a/b", "/etc/passwd", ".hidden", "a\\b", "a\0b", "a ", "a.", "x" * 200, "ü"],
