@@ -19,7 +19,8 @@ import gguf
 import numpy as np
 
 from tests.oracle.llama_model import LlamaModel
-from tests.oracle.toolchain.workshop import GOLDEN_CASES, Workshop, open_exact
+from tests.oracle.toolchain.tool_cases import GOLDEN_CASES
+from tests.oracle.toolchain.workshop import Workshop, open_exact
 from tests.support.converted_files import (
     CONVERTED_FACTS,
     CONVERTED_FOLDER,

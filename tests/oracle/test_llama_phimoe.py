@@ -19,7 +19,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from tests.oracle.llama_model import LlamaModel
 from tests.oracle.toolchain.tiny_hf import TinyModel
 from tests.oracle.toolchain.tiny_norms import PHIMOE_WIDE
-from tests.oracle.toolchain.workshop import MIXES, ToolCase, Workshop, open_exact
+from tests.oracle.toolchain.tool_cases import ToolCase
+from tests.oracle.toolchain.workshop import MIXES, Workshop, open_exact
 from tests.support.compare import assert_within, nmse
 from tests.support.engine_runs import EXACT_CACHE, prompt_logits
 from tests.support.oracle_cases import prompt_ids

@@ -23,18 +23,16 @@ from tests.oracle.llama_model import LlamaModel, llama_perplexity
 from tests.oracle.test_llama_drafts import compare as compare_blocks
 from tests.oracle.toolchain.quantise import quantise
 from tests.oracle.toolchain.tiny_hf import TinyModel
-from tests.oracle.toolchain.workshop import (
+from tests.oracle.toolchain.tool_cases import (
     BF16_CASES,
     MIXED_CASES,
-    MIXES,
     NVFP4_CASES,
     OTHER_CASES,
     PACKED_CASES,
     SMALL_CASES,
     ToolCase,
-    Workshop,
-    open_exact,
 )
+from tests.oracle.toolchain.workshop import MIXES, Workshop, open_exact
 from tests.support.arch_cases import LONG_PROMPTS
 from tests.support.compare import assert_within
 from tests.support.converted_files import position_errors
