@@ -159,10 +159,15 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
                       std::optional<Matrix>, std::optional<Matrix>, const DeltaRule&>(),
              nb::kw_only(), nb::arg("norm").noconvert(), nb::arg("mixed"), nb::arg("z"), nb::arg("alpha"),
              nb::arg("beta"), nb::arg("output"), nb::arg("z_low").none(), nb::arg("alpha_low").none(), nb::arg("rule"));
-    nb::class_<RecurrentWeights>(m, "RecurrentWeights", "A short convolution or Mamba2, for LayerWeights.")
-        .def(nb::init<Gain, float, const Matrix&, const Matrix&, std::variant<ShortConvRule, MambaRule>>(),
+    nb::class_<SelectiveWeights>(m, "SelectiveWeights",
+                                 "The first Mamba's products between its convolution and its scan, for RecurrentWeights.")
+        .def(nb::init<const Matrix&, const Matrix&, const Matrix&, const Matrix&, Gain, Gain, Gain>(), nb::arg("low"), nb::arg("keys"), nb::arg("queries"), nb::arg("steps"), nb::arg("low_gain").noconvert(),
+             nb::arg("key_gain").noconvert(), nb::arg("query_gain").noconvert());
+    nb::class_<RecurrentWeights>(m, "RecurrentWeights", "A short convolution, Mamba2 or the first Mamba, for LayerWeights.")
+        .def(nb::init<Gain, float, const Matrix&, const Matrix&, std::variant<ShortConvRule, MambaRule, SelectiveRule>,
+                      std::optional<SelectiveWeights>>(),
              nb::kw_only(), nb::arg("norm").noconvert(), nb::arg("epsilon"), nb::arg("input"), nb::arg("output"),
-             nb::arg("rule"));
+             nb::arg("rule"), nb::arg("products").none());
     bind_latent(m, core);
     nb::class_<RoutedExperts>(m, "RoutedExperts", "A router and its experts, for LayerWeights.")
         .def(nb::init<const Matrix&, int64_t, bool, float, float, int, Gains, Gains, int64_t, int64_t, int64_t, const Experts&, Gains, Gains,

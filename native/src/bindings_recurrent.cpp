@@ -1,4 +1,4 @@
-// What Python sees of short convolutions and Mamba2: checks shapes and ranges, then runs without the GIL.
+// What Python sees of short convolutions, Mamba2 and the first Mamba: checks shapes and ranges, then runs without the GIL.
 #include "bindings_recurrent.h"
 
 #include <utility>
@@ -49,6 +49,30 @@ MambaJob MambaRule::job() const {
     return job;
 }
 
+SelectiveRule::SelectiveRule(In<float, 2> conv, Vector conv_bias, Vector step_bias, In<float, 2> decay, Vector skip)
+    : shape_{size(conv, 1), size(decay, 0), size(conv, 0)},
+      conv_(std::move(conv)),
+      conv_bias_(std::move(conv_bias)),
+      step_bias_(std::move(step_bias)),
+      decay_(std::move(decay)),
+      skip_(std::move(skip)) {
+    require(shape_.conv_width >= 2 && shape_.width >= 1, "conv must be [at least 2, columns]");
+    require(shape_.state_dim >= 1 && size(decay_, 1) == shape_.width, "decay must be [at least 1, columns]");
+    for (const Vector* vector : {&conv_bias_, &step_bias_, &skip_})
+        require(size(*vector, 0) == shape_.width, "conv_bias, step_bias and skip must have an entry per column");
+}
+
+SelectiveJob SelectiveRule::job() const {
+    SelectiveJob job{};
+    job.shape = shape_;
+    job.conv = conv_.data();
+    job.conv_bias = conv_bias_.data();
+    job.step_bias = step_bias_.data();
+    job.decay = decay_.data();
+    job.skip = skip_.data();
+    return job;
+}
+
 namespace {
 
 void short_convolution(Core& core, const ShortConvRule& rule, In<float, 2> rows, In<int32_t, 2> runs,
@@ -87,6 +111,54 @@ void mamba(Core& core, const MambaRule& rule, In<float, 2> rows, In<int32_t, 2> 
     thermocline::mamba(core.dense(), job);
 }
 
+void selective_convolution(Core& core, const SelectiveRule& rule, In<float, 2> rows, In<int32_t, 2> runs,
+                           ConvStates conv_states, Write<float, 2> out) {
+    SelectiveJob job = rule.job();
+    const int64_t tokens = size(rows, 0), width = job.shape.width;
+    require(size(rows, 1) == job.shape.row(), "rows must be [tokens, 2 * columns]");
+    require(size(out, 0) == tokens && size(out, 1) == width, "out must be [tokens, columns]");
+    require(size(conv_states, 1) == job.shape.conv_width - 1 && size(conv_states, 2) == width,
+            "conv_states must be [slots, conv_width - 1, columns]");
+    const std::vector<StateRun> found = state_runs(runs, tokens, size(conv_states, 0));
+    job.rows = rows.data();
+    job.runs = found.data();
+    job.num_runs = static_cast<int64_t>(found.size());
+    job.conv_states = conv_states.data();
+    job.out = out.data();
+    const WithoutGil unlocked;
+    thermocline::selective_convolution(core.dense(), job);
+}
+
+void selective_scan(Core& core, const SelectiveRule& rule, In<float, 2> rows, In<float, 2> convolved,
+                    In<float, 2> steps, In<float, 2> keys, In<float, 2> queries, In<int32_t, 2> runs, States states,
+                    Write<float, 2> out) {
+    SelectiveJob job = rule.job();
+    const int64_t tokens = size(rows, 0), width = job.shape.width, state_dim = job.shape.state_dim;
+    require(size(rows, 1) == job.shape.row(), "rows must be [tokens, 2 * columns]");
+    const auto require_columns = [&](const auto& array, int64_t columns, const char* what) {
+        require(size(array, 0) == tokens && size(array, 1) == columns, what);
+    };
+    require_columns(convolved, width, "convolved must be [tokens, columns]");
+    require_columns(steps, width, "steps must be [tokens, columns]");
+    require_columns(keys, state_dim, "keys must be [tokens, state_dim]");
+    require_columns(queries, state_dim, "queries must be [tokens, state_dim]");
+    require_columns(out, width, "out must be [tokens, columns]");
+    require(size(states, 1) == 1 && size(states, 2) == state_dim && size(states, 3) == width,
+            "states must be [slots, 1, state_dim, columns]");
+    const std::vector<StateRun> found = state_runs(runs, tokens, size(states, 0));
+    job.rows = rows.data();
+    job.convolved = convolved.data();
+    job.steps = steps.data();
+    job.keys = keys.data();
+    job.queries = queries.data();
+    job.runs = found.data();
+    job.num_runs = static_cast<int64_t>(found.size());
+    job.states = states.data();
+    job.out = out.data();
+    const WithoutGil unlocked;
+    thermocline::selective_scan(core.dense(), job);
+}
+
 }  // namespace
 
 void bind_recurrent(nb::module_& m, nb::class_<Core>& core) {
@@ -99,12 +171,24 @@ void bind_recurrent(nb::module_& m, nb::class_<Core>& core) {
              nb::arg("conv").noconvert(), nb::arg("conv_bias").noconvert(), nb::arg("step_bias").noconvert(),
              nb::arg("decay").noconvert(), nb::arg("skip").noconvert(), nb::arg("gain").noconvert(),
              nb::arg("epsilon"));
+    nb::class_<SelectiveRule>(m, "SelectiveRule", "The numbers of the first Mamba other than its products'.")
+        .def(nb::init<In<float, 2>, SelectiveRule::Vector, SelectiveRule::Vector, In<float, 2>, SelectiveRule::Vector>(),
+             nb::kw_only(), nb::arg("conv").noconvert(), nb::arg("conv_bias").noconvert(),
+             nb::arg("step_bias").noconvert(), nb::arg("decay").noconvert(), nb::arg("skip").noconvert());
     core.def("short_convolution", &short_convolution, nb::arg("rule"), nb::arg("rows").noconvert(),
              nb::arg("runs").noconvert(), nb::arg("conv_states").noconvert(), nb::arg("out").noconvert(),
              "A short convolution over some sequences' tokens, whose states it moves on.")
         .def("mamba", &mamba, nb::arg("rule"), nb::arg("rows").noconvert(), nb::arg("runs").noconvert(),
              nb::arg("conv_states").noconvert(), nb::arg("states").noconvert(), nb::arg("out").noconvert(),
-             "Mamba2 over some sequences' tokens, whose states it moves on.");
+             "Mamba2 over some sequences' tokens, whose states it moves on.")
+        .def("selective_convolution", &selective_convolution, nb::arg("rule"), nb::arg("rows").noconvert(),
+             nb::arg("runs").noconvert(), nb::arg("conv_states").noconvert(), nb::arg("out").noconvert(),
+             "What the first Mamba's convolution gives of some sequences' tokens; moves its states on.")
+        .def("selective_scan", &selective_scan, nb::arg("rule"), nb::arg("rows").noconvert(),
+             nb::arg("convolved").noconvert(), nb::arg("steps").noconvert(), nb::arg("keys").noconvert(),
+             nb::arg("queries").noconvert(), nb::arg("runs").noconvert(), nb::arg("states").noconvert(),
+             nb::arg("out").noconvert(),
+             "The first Mamba behind its products, over some sequences' tokens, whose states it moves on.");
 }
 
 }  // namespace thermocline::python

@@ -1,4 +1,4 @@
-// Short convolutions and Mamba2 as Python hands them over; the layer's bindings take them too.
+// Short convolutions, Mamba2 and the first Mamba as Python hands them over; the layer's bindings take them too.
 #pragma once
 
 #include "bindings_delta.h"
@@ -31,6 +31,22 @@ class MambaRule {
     In<float, 2> conv_;
     Vector conv_bias_, step_bias_, decay_, skip_, gain_;
     float epsilon_;
+};
+
+class SelectiveRule {
+   public:
+    using Vector = In<float, 1>;
+
+    SelectiveRule(In<float, 2> conv, Vector conv_bias, Vector step_bias, In<float, 2> decay, Vector skip);
+
+    SelectiveJob job() const;
+
+   private:
+    SelectiveShape shape_{};
+    In<float, 2> conv_;
+    Vector conv_bias_, step_bias_;
+    In<float, 2> decay_;
+    Vector skip_;
 };
 
 }  // namespace thermocline::python

@@ -231,6 +231,55 @@ void apply_delta(const Compute& compute, const Dense& dense, Form form, const De
     multiply_all(compute, form, read, count, &output, 1);
 }
 
+namespace {
+
+// read = the first Mamba's output of rows [count, 2, width].
+void apply_selective(const Compute& compute, const Dense& dense, Form form, const RecurrentPart& part,
+                     const StateTokens& tokens, const float* rows, float* read) {
+    const SelectiveProducts& given = part.products;
+    const SelectiveShape& shape = part.selective.shape;
+    const int64_t count = tokens.count, rank = given.low.rows, state_dim = shape.state_dim;
+    thread_local Scratch memory;
+    float* convolved = memory.get<float>(count * (2 * shape.width + rank + 2 * state_dim));
+    float* steps = convolved + count * shape.width;
+    float* low = steps + count * shape.width;
+    float* keys = low + count * rank;
+    float* queries = keys + count * state_dim;
+
+    SelectiveJob job = part.selective;
+    job.rows = rows;
+    job.conv_states = tokens.conv_states;
+    job.states = tokens.states;
+    job.out = convolved;
+    // Copies of states are of what a round has moved on: first of channels, then of the rest.
+    StateSizes channels = part.state, rest = part.state;
+    channels.heads = 0;
+    rest.kept = 0;
+    const auto each = [&](const StateSizes& sizes, void (*compute_runs)(const Dense&, const SelectiveJob&)) {
+        each_round(dense.pool, sizes, tokens, [&](const StateRun* runs, int64_t num_runs) {
+            job.runs = runs;
+            job.num_runs = num_runs;
+            compute_runs(dense, job);
+        });
+    };
+    each(channels, selective_convolution);
+    const Product products[3] = {{given.low, low, rank}, {given.keys, keys, state_dim}, {given.queries, queries, state_dim}};
+    multiply_all(compute, form, convolved, count, products, 3);
+    rms_norm(dense, low, given.low_gain, part.epsilon, count, rank, low);
+    rms_norm(dense, keys, given.key_gain, part.epsilon, count, state_dim, keys);
+    rms_norm(dense, queries, given.query_gain, part.epsilon, count, state_dim, queries);
+    const Product second{given.steps, steps, shape.width};
+    multiply_all(compute, form, low, count, &second, 1);
+    job.convolved = convolved;
+    job.steps = steps;
+    job.keys = keys;
+    job.queries = queries;
+    job.out = read;
+    each(rest, selective_scan);
+}
+
+}  // namespace
+
 void apply_recurrent(const Compute& compute, const Dense& dense, Form form, const RecurrentPart& part,
                      const StateTokens& tokens, const float* x, float* out) {
     const int64_t count = tokens.count, hidden = part.output.rows, width = part.output.cols, row = part.input.rows;
@@ -252,7 +301,9 @@ void apply_recurrent(const Compute& compute, const Dense& dense, Form form, cons
             compute_runs(job);
         });
     };
-    if (part.kind == RecurrentPart::Kind::ShortConv) {
+    if (part.kind == RecurrentPart::Kind::Selective) {
+        apply_selective(compute, dense, form, part, tokens, rows, read);
+    } else if (part.kind == RecurrentPart::Kind::ShortConv) {
         recur(part.conv, [&](const ShortConvJob& job) { short_convolution(dense, job); });
     } else {
         recur(part.mamba, [&](MambaJob job) {

@@ -181,12 +181,41 @@ class DeltaWeights {
     DeltaPart part_{};
 };
 
+// The first Mamba's products between its convolution and its scan; see tc::SelectiveProducts.
+class SelectiveWeights {
+   public:
+    SelectiveWeights(const Matrix& low, const Matrix& keys, const Matrix& queries, const Matrix& steps, Gain low_gain,
+                     Gain key_gain, Gain query_gain)
+        : matrices_{low, keys, queries, steps}, gains_{low_gain, key_gain, query_gain} {
+        part_ = {low.weight(), keys.weight(), queries.weight(), steps.weight(), low_gain.data(), key_gain.data(),
+                 query_gain.data()};
+        require(part_.steps.cols == part_.low.rows, "steps must have a column per row of low");
+        require(size(low_gain, 0) == part_.low.rows && size(key_gain, 0) == part_.keys.rows &&
+                    size(query_gain, 0) == part_.queries.rows,
+                "a gain must have an entry per row");
+    }
+
+    const SelectiveProducts& part() const { return part_; }
+    void require_shape(const SelectiveShape& shape) const {
+        require(part_.low.cols == shape.width && part_.keys.cols == shape.width && part_.queries.cols == shape.width &&
+                    part_.steps.rows == shape.width,
+                "low, keys and queries must have a column per column of the state, and steps a row");
+        require(part_.keys.rows == shape.state_dim && part_.queries.rows == shape.state_dim,
+                "keys and queries must have a row per row of the state");
+    }
+
+   private:
+    Matrix matrices_[4];
+    Gain gains_[3];
+    SelectiveProducts part_{};
+};
+
 // A mixer with one product before its rule and one behind.
 class RecurrentWeights {
    public:
     RecurrentWeights(Gain norm, float epsilon, const Matrix& input, const Matrix& output,
-                     std::variant<ShortConvRule, MambaRule> rule)
-        : norm_(std::move(norm)), matrices_{input, output}, rule_(std::move(rule)) {
+                     std::variant<ShortConvRule, MambaRule, SelectiveRule> rule, std::optional<SelectiveWeights> products)
+        : norm_(std::move(norm)), matrices_{input, output}, rule_(std::move(rule)), products_(std::move(products)) {
         part_.norm = norm_.data();
         part_.epsilon = epsilon;
         part_.input = input.weight();
@@ -198,12 +227,24 @@ class RecurrentWeights {
             part_.state = part_.conv.state();
             row = 3 * part_.conv.channels;
             width = part_.conv.channels;
-        } else {
+        } else if (const auto* mamba = std::get_if<MambaRule>(&rule_)) {
             part_.kind = RecurrentPart::Kind::Mamba;
-            part_.mamba = std::get<MambaRule>(rule_).job();
+            part_.mamba = mamba->job();
             part_.state = part_.mamba.shape.state();
             row = part_.mamba.shape.row();
             width = part_.mamba.shape.width();
+        } else {
+            part_.kind = RecurrentPart::Kind::Selective;
+            part_.selective = std::get<SelectiveRule>(rule_).job();
+            part_.state = part_.selective.shape.state();
+            row = part_.selective.shape.row();
+            width = part_.selective.shape.width;
+        }
+        require(products_.has_value() == (part_.kind == RecurrentPart::Kind::Selective),
+                "the first Mamba has products between its convolution and its scan, and no other has");
+        if (products_) {
+            products_->require_shape(part_.selective.shape);
+            part_.products = products_->part();
         }
         require(size(norm_, 0) == part_.output.rows && part_.input.cols == part_.output.rows,
                 "norm and input must have a column per hidden number");
@@ -216,7 +257,8 @@ class RecurrentWeights {
    private:
     Gain norm_;
     Matrix matrices_[2];
-    std::variant<ShortConvRule, MambaRule> rule_;
+    std::variant<ShortConvRule, MambaRule, SelectiveRule> rule_;
+    std::optional<SelectiveWeights> products_;
     RecurrentPart part_{};
 };
 

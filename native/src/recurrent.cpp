@@ -1,4 +1,4 @@
-// Cuts short convolutions and Mamba2 into items for the thread pool, and keeps each run's last channels.
+// Cuts short convolutions, Mamba2 and the first Mamba into items for the thread pool, and keeps each run's last channels.
 #include "thermocline/recurrent.h"
 
 #include <algorithm>
@@ -81,6 +81,27 @@ void mamba(const Dense& dense, MambaJob job) {
     });
     each_piece(dense, job, [&](const StateRun& run, int64_t first, int64_t last) {
         dense.kernels.mamba_output(job, run.first + first, run.first + last);
+    });
+}
+
+void selective_convolution(const Dense& dense, const SelectiveJob& job) {
+    const SelectiveShape& shape = job.shape;
+    each_piece(dense, job, [&](const StateRun& run, int64_t first, int64_t last) {
+        dense.kernels.selective_tokens(job, run, first, last);
+    });
+    keep_channels(job, shape.conv_width - 1, shape.width, [&](int64_t token, float* kept) {
+        std::memcpy(kept, job.rows + token * shape.row(), static_cast<size_t>(shape.width) * sizeof(float));
+    });
+}
+
+void selective_scan(const Dense& dense, const SelectiveJob& job) {
+    const SelectiveShape& shape = job.shape;
+    const int64_t items = ceil_div(shape.width, kMambaColumns);
+    dense.pool.for_each(job.num_runs * items, [&](int64_t item) {
+        thread_local Scratch memory;
+        float* scratch = memory.get<float>(2 * shape.state_dim * kMambaColumns);
+        const int64_t first = item % items * kMambaColumns, columns = std::min(kMambaColumns, shape.width - first);
+        dense.kernels.selective_columns(job, job.runs[item / items], first, columns, scratch);
     });
 }
 

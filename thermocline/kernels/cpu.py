@@ -19,7 +19,7 @@ from thermocline.kernels.dense_contract import Centering, LayerCache
 from thermocline.kernels.instruction_sets import checked_instruction_set, has_tiles
 from thermocline.kernels.machine_limits import MachineLimits
 from thermocline.kernels.native import load_native
-from thermocline.kernels.recurrent_contract import RecurrentStates, ShortConvRule
+from thermocline.kernels.recurrent_contract import RecurrentStates
 from thermocline.kernels.timeline import PoolTimeline
 from thermocline.kernels.whole_layer import (
     AttentionWeights,
@@ -411,22 +411,22 @@ class NativeKernels:
             output=self._matrix(weights.output),
             z_low=self._optional(weights.z_low),
             alpha_low=self._optional(weights.alpha_low),
-            rule=self.dense.native_rule(weights.rule),
+            rule=self.dense.rules.delta(weights.rule),
         )
         return delta
 
     def _recurrent(self, weights: RecurrentWeights) -> _native.RecurrentWeights:
-        rule: _native.ShortConvRule | _native.MambaRule
-        if isinstance(weights.rule, ShortConvRule):
-            rule = self.dense.native_short_conv(weights.rule)
-        else:
-            rule = self.dense.native_mamba(weights.rule)
+        found, products = weights.products, None
+        if found is not None:
+            matrices = map(self._matrix, (*found.firsts, found.steps))
+            products = self._native.SelectiveWeights(*matrices, *found.gains)
         recurrent: _native.RecurrentWeights = self._native.RecurrentWeights(
             norm=weights.norm,
             epsilon=weights.epsilon,
             input=self._matrix(weights.input),
             output=self._matrix(weights.output),
-            rule=rule,
+            rule=self.dense.rules.recurrent(weights.rule),
+            products=products,
         )
         return recurrent
 

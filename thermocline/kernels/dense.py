@@ -12,6 +12,7 @@ import numpy as np
 
 from thermocline.kernels.dense_contract import RopeTable
 from thermocline.kernels.native import load_native
+from thermocline.kernels.native_rules import NativeRules
 from thermocline.kernels.recurrent_contract import ShortConvRule
 
 if TYPE_CHECKING:
@@ -35,7 +36,12 @@ if TYPE_CHECKING:
         Temperature,
         TokenRun,
     )
-    from thermocline.kernels.recurrent_contract import MambaRule, RecurrentStates
+    from thermocline.kernels.recurrent_contract import (
+        MambaRule,
+        RecurrentStates,
+        SelectiveInput,
+        SelectiveRule,
+    )
     from thermocline.kernels.weight import FloatArray, IntArray
 
 
@@ -65,10 +71,7 @@ class NativeDense:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        # By id of the rule, which is kept so that its id stays unique.
-        self._rules: dict[int, tuple[DeltaRule, _native.DeltaRule]] = {}
-        self._short_convs: dict[int, tuple[ShortConvRule, _native.ShortConvRule]] = {}
-        self._mambas: dict[int, tuple[MambaRule, _native.MambaRule]] = {}
+        self.rules = NativeRules()
         self._known_runs: tuple[tuple[Sequence[TokenRun], _RunTables], ...] = ()
 
     def __repr__(self) -> str:
@@ -314,7 +317,7 @@ class NativeDense:
         out: FloatArray,
     ) -> None:
         self._core.delta_rule(
-            self.native_rule(rule),
+            self.rules.delta(rule),
             given.mixed,
             given.z,
             given.alpha,
@@ -334,63 +337,42 @@ class NativeDense:
         out: FloatArray,
     ) -> None:
         if isinstance(rule, ShortConvRule):
-            native = self.native_short_conv(rule)
+            native = self.rules.short_conv(rule)
             self._core.short_convolution(native, rows, runs, states.conv, out)
         else:
-            native_mamba = self.native_mamba(rule)
+            native_mamba = self.rules.mamba(rule)
             self._core.mamba(native_mamba, rows, runs, states.conv, states.recurrent, out)
 
-    def native_short_conv(self, rule: ShortConvRule) -> _native.ShortConvRule:
-        """Return the rule as the core knows it, handed over once."""
-        known = self._short_convs.get(id(rule))
-        if known is None:
-            native: _native.ShortConvRule = load_native().ShortConvRule(rule.conv)
-            known = self._short_convs[id(rule)] = (rule, native)
-        return known[1]
+    def selective_convolution(
+        self,
+        rows: FloatArray,
+        rule: SelectiveRule,
+        runs: IntArray,
+        states: RecurrentStates,
+        out: FloatArray,
+    ) -> None:
+        native = self.rules.selective(rule)
+        self._core.selective_convolution(native, rows, runs, states.conv, out)
 
-    def native_mamba(self, rule: MambaRule) -> _native.MambaRule:
-        """Return the rule as the core knows it, handed over once."""
-        known = self._mambas.get(id(rule))
-        if known is None:
-            shape = rule.shape
-            native: _native.MambaRule = load_native().MambaRule(
-                heads=shape.heads,
-                head_dim=shape.head_dim,
-                groups=shape.groups,
-                state_dim=shape.state_dim,
-                conv=rule.conv,
-                conv_bias=rule.conv_bias,
-                step_bias=rule.step_bias,
-                decay=rule.decay,
-                skip=rule.skip,
-                gain=rule.gain,
-                epsilon=rule.epsilon,
-            )
-            known = self._mambas[id(rule)] = (rule, native)
-        return known[1]
-
-    def native_rule(self, rule: DeltaRule) -> _native.DeltaRule:
-        """Return the rule as the core knows it, handed over once."""
-        known = self._rules.get(id(rule))
-        if known is None:
-            shape = rule.shape
-            native: _native.DeltaRule = load_native().DeltaRule(
-                key_heads=shape.key_heads,
-                value_heads=shape.value_heads,
-                key_dim=shape.key_dim,
-                value_dim=shape.value_dim,
-                tiled=shape.tiled,
-                by_channel=shape.by_channel,
-                conv=rule.conv,
-                step_bias=rule.step_bias,
-                decay=rule.decay,
-                gain=rule.gain,
-                epsilon=rule.epsilon,
-                sigmoid_gate=rule.sigmoid_gate,
-                lower_bound=shape.lower_bound,
-            )
-            known = self._rules[id(rule)] = (rule, native)
-        return known[1]
+    def selective_scan(
+        self,
+        given: SelectiveInput,
+        rule: SelectiveRule,
+        runs: IntArray,
+        states: RecurrentStates,
+        out: FloatArray,
+    ) -> None:
+        self._core.selective_scan(
+            self.rules.selective(rule),
+            given.rows,
+            given.convolved,
+            given.steps,
+            given.keys,
+            given.queries,
+            runs,
+            states.recurrent,
+            out,
+        )
 
     def native_temperature(self, given: Temperature | None) -> _native.Temperature | None:
         """Return the factor as the core knows it."""

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
     from thermocline.kernels.cache_format import CacheShape
     from thermocline.kernels.delta_contract import DeltaInput, DeltaRule
-    from thermocline.kernels.recurrent_contract import MambaRule, RecurrentStates, ShortConvRule
+    from thermocline.kernels.recurrent_contract import (
+        MambaRule,
+        RecurrentStates,
+        SelectiveInput,
+        SelectiveRule,
+        ShortConvRule,
+    )
     from thermocline.kernels.weight import ByteArray, FloatArray, IntArray
 
 
@@ -379,6 +385,35 @@ class DenseKernels(Protocol):
         """Write to out [tokens, shape.width] a short convolution or Mamba2 over some sequences' tokens.
 
         rows: float32 [tokens, shape.row]; runs: as for `delta_rule`.
+        """
+        ...
+
+    def selective_convolution(
+        self,
+        rows: FloatArray,
+        rule: SelectiveRule,
+        runs: IntArray,
+        states: RecurrentStates,
+        out: FloatArray,
+    ) -> None:
+        """Write to out [tokens, width] the first Mamba's silu(convolution(x) + bias); moves states.conv on.
+
+        rows: float32 [tokens, shape.row]; runs: as for `delta_rule`.
+        """
+        ...
+
+    def selective_scan(
+        self,
+        given: SelectiveInput,
+        rule: SelectiveRule,
+        runs: IntArray,
+        states: RecurrentStates,
+        out: FloatArray,
+    ) -> None:
+        """Write to out [tokens, width] what the first Mamba's last product takes; moves states.recurrent on.
+
+        step = softplus(steps + step_bias) and x = convolved, by column. A token changes the state to state * exp(step *
+        decay) + key * step * x, and gives (query . state + skip * x) * silu(z). runs: as for `delta_rule`.
         """
         ...
 

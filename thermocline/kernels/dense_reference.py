@@ -19,7 +19,12 @@ from thermocline.kernels.cache_format import (
 from thermocline.kernels.delta_reference import delta_rule
 from thermocline.kernels.dense_contract import Activation, RopeTable
 from thermocline.kernels.recurrent_contract import ShortConvRule
-from thermocline.kernels.recurrent_reference import mamba, short_convolution
+from thermocline.kernels.recurrent_reference import (
+    mamba,
+    selective_convolution,
+    selective_scan,
+    short_convolution,
+)
 from thermocline.kernels.routing_reference import route, sigmoid
 
 if TYPE_CHECKING:
@@ -40,7 +45,12 @@ if TYPE_CHECKING:
         RoutingRule,
         TokenRun,
     )
-    from thermocline.kernels.recurrent_contract import MambaRule, RecurrentStates
+    from thermocline.kernels.recurrent_contract import (
+        MambaRule,
+        RecurrentStates,
+        SelectiveInput,
+        SelectiveRule,
+    )
     from thermocline.kernels.weight import FloatArray, IntArray
 
 
@@ -174,6 +184,26 @@ class ReferenceDense:
             short_convolution(rows, rule, runs, states, out)
         else:
             mamba(rows, rule, runs, states, out)
+
+    def selective_convolution(
+        self,
+        rows: FloatArray,
+        rule: SelectiveRule,
+        runs: IntArray,
+        states: RecurrentStates,
+        out: FloatArray,
+    ) -> None:
+        selective_convolution(rows, rule, runs, states, out)
+
+    def selective_scan(
+        self,
+        given: SelectiveInput,
+        rule: SelectiveRule,
+        runs: IntArray,
+        states: RecurrentStates,
+        out: FloatArray,
+    ) -> None:
+        selective_scan(given, rule, runs, states, out)
 
     def delta_rule(
         self,

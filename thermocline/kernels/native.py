@@ -15,7 +15,7 @@ _BUILD_HINT = (
 
 
 # What the compiled core must say of itself; see native/src/bindings.cpp.
-_INTERFACE = 34
+_INTERFACE = 35
 
 
 def load_native() -> ModuleType:

@@ -1,7 +1,8 @@
 """Recurrent mixers with one product before their rule and one behind: sizes, parameters, states. Knows no implementation.
 
 A short convolution gives c * conv(b * x) by channel. Mamba2 has a state matrix [state_dim, head_dim] per head: every
-token decays it, adds its values under the token's B, and reads it with the token's C.
+token decays it, adds its values under the token's B, and reads it with the token's C. The first Mamba has one state matrix
+[state_dim, width], each number of which decays by itself; it has products between its convolution and the rest.
 """
 
 from __future__ import annotations
@@ -106,6 +107,28 @@ class MambaShape:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SelectiveShape:
+    """Sizes of the first Mamba. A token's row: x and z, of `width` numbers each."""
+
+    width: int
+    state_dim: int
+    rank: int
+    """Numbers that a token's steps are made of."""
+    conv_width: int
+    """Tokens that the convolution sees, at least 2."""
+
+    @property
+    def row(self) -> int:
+        """Numbers of a token's row."""
+        return 2 * self.width
+
+    @property
+    def state(self) -> StateShape:
+        """The last tokens' x, and a matrix."""
+        return StateShape((self.conv_width - 1, self.width), (1, self.state_dim, self.width))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ShortConvRule:
     """The parameters of a short convolution. conv: float32 [conv_width, channels], the oldest token's first."""
@@ -131,3 +154,34 @@ class MambaRule:
     skip: FloatArray
     gain: FloatArray
     epsilon: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectiveRule:
+    """The parameters of a layer's first Mamba but for its products, all float32.
+
+    conv: [conv_width, width], the oldest token's first; conv_bias, step_bias, skip: [width], skip being what of x is added
+    to its output; decay: [state_dim, width], negative.
+    """
+
+    shape: SelectiveShape
+    conv: FloatArray
+    conv_bias: FloatArray
+    step_bias: FloatArray
+    decay: FloatArray
+    skip: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectiveInput:
+    """What the first Mamba's scan takes of some tokens, all float32.
+
+    rows: [tokens, 2 * width], of which it takes z; convolved, steps: [tokens, width]; keys, queries: [tokens, state_dim],
+    B and C.
+    """
+
+    rows: FloatArray
+    convolved: FloatArray
+    steps: FloatArray
+    keys: FloatArray
+    queries: FloatArray

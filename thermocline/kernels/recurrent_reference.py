@@ -1,4 +1,4 @@
-"""The slow twins of short convolutions and Mamba2, in NumPy and double. Know no native code."""
+"""The slow twins of short convolutions, Mamba2 and the first Mamba, in NumPy and double. Know no native code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from thermocline.kernels.recurrent_contract import MambaRule, RecurrentStates, ShortConvRule
+    from thermocline.kernels.recurrent_contract import (
+        MambaRule,
+        RecurrentStates,
+        SelectiveInput,
+        SelectiveRule,
+        ShortConvRule,
+    )
     from thermocline.kernels.weight import FloatArray, IntArray
 
     Doubles = NDArray[np.float64]
@@ -36,6 +42,34 @@ def mamba(
         for row, position in enumerate(range(first, first + length)):
             read = _step(rule, mixed[row], steps[position], states.recurrent[slot])
             out[position] = _output(rule, read, z[position])
+
+
+def selective_convolution(
+    rows: FloatArray, rule: SelectiveRule, runs: IntArray, states: RecurrentStates, out: FloatArray
+) -> None:
+    x = rows[:, : rule.shape.width]
+    for first, length, slot in runs.tolist():
+        now = slice(first, first + length)
+        out[now] = _silu(_convolve(x[now], rule.conv, states.conv[slot]) + rule.conv_bias)
+
+
+def selective_scan(
+    given: SelectiveInput,
+    rule: SelectiveRule,
+    runs: IntArray,
+    states: RecurrentStates,
+    out: FloatArray,
+) -> None:
+    z = given.rows[:, rule.shape.width :].astype(np.float64)
+    x = given.convolved.astype(np.float64)
+    steps = np.logaddexp(0.0, given.steps.astype(np.float64) + rule.step_bias)
+    for first, length, slot in runs.tolist():
+        state = states.recurrent[slot, 0]  # [state_dim, width]
+        for token in range(first, first + length):
+            change = given.keys[token].astype(np.float64)[:, None] * (steps[token] * x[token])
+            state[...] = state * np.exp(steps[token] * rule.decay) + change
+            read = given.queries[token].astype(np.float64) @ state + rule.skip * x[token]
+            out[token] = read * _silu(z[token])
 
 
 def _convolve(fresh: FloatArray, conv: FloatArray, kept: FloatArray) -> Doubles:

@@ -29,7 +29,12 @@ if TYPE_CHECKING:
         Temperature,
         TokenRun,
     )
-    from thermocline.kernels.recurrent_contract import MambaRule, RecurrentStates, ShortConvRule
+    from thermocline.kernels.recurrent_contract import (
+        MambaRule,
+        RecurrentStates,
+        SelectiveRule,
+        ShortConvRule,
+    )
     from thermocline.kernels.weight import (
         ExpertStack,
         FloatArray,
@@ -239,17 +244,31 @@ class DeltaWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RecurrentWeights:
-    """One layer's short convolution or Mamba2. norm: float32 [hidden], with `epsilon`.
+class SelectiveProducts:
+    """The first Mamba's products of what its convolution gives, with norms behind them of its layer's epsilon.
 
-    input: [shape.row, hidden]; output: [hidden, shape.width].
+    firsts: [rank, width] of steps, [state_dim, width] of keys and of queries; gains: float32, a number per row of each.
+    steps: [width, rank], of the first one's normed rows.
+    """
+
+    firsts: tuple[Weight, Weight, Weight]
+    gains: tuple[FloatArray, FloatArray, FloatArray]
+    steps: Weight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecurrentWeights:
+    """One layer's short convolution, Mamba2 or first Mamba. norm: float32 [hidden], with `epsilon`.
+
+    input: [shape.row, hidden]; output: [hidden, shape.width]; products: of the first Mamba, and of no other.
     """
 
     norm: FloatArray
     epsilon: float
     input: Weight
     output: Weight
-    rule: ShortConvRule | MambaRule
+    rule: ShortConvRule | MambaRule | SelectiveRule
+    products: SelectiveProducts | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thermocline.kernels.delta_contract import DeltaInput
+from thermocline.kernels.recurrent_contract import RecurrentStates, SelectiveInput, SelectiveRule
 from thermocline.kv.recurrent import clear_state, copy_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from thermocline.kernels.contract import Kernels
-    from thermocline.kernels.recurrent_contract import RecurrentStates
     from thermocline.kernels.weight import FloatArray, IntArray
     from thermocline.kernels.whole_layer import DeltaWeights, RecurrentWeights
     from thermocline.messages import Chunk
@@ -58,10 +58,45 @@ def apply_recurrent(
     dense, prompt = kernels.dense, chunk.is_prompt
     normed = dense.rms_norm(x, weights.norm, weights.epsilon)
     rows = kernels.matmul(weights.input, normed, prompt=prompt)
-    out = np.empty((len(x), weights.rule.shape.width), np.float32)
-    for runs in run_rounds(chunk, states):
-        dense.recur(rows, weights.rule, runs, states, out)
+    rule, out = weights.rule, np.empty((len(x), weights.rule.shape.width), np.float32)
+    if isinstance(rule, SelectiveRule):
+        _select(kernels, weights, rule, chunk, rows, states, out)
+    else:
+        for runs in run_rounds(chunk, states):
+            dense.recur(rows, rule, runs, states, out)
     return kernels.matmul(weights.output, out, add=x, prompt=prompt)
+
+
+def _select(
+    kernels: Kernels,
+    weights: RecurrentWeights,
+    rule: SelectiveRule,
+    chunk: Chunk,
+    rows: FloatArray,
+    states: RecurrentStates,
+    out: FloatArray,
+) -> None:
+    """Write what the first Mamba's last product takes to out [T, width].
+
+    The convolution goes through all tokens before the products, and the scan behind them: each moves its own half of
+    the states on, which is begun and copied with it.
+    """
+    dense, prompt, products = kernels.dense, chunk.is_prompt, weights.products
+    assert products is not None, "the first Mamba has products of its own"
+    convolved, nothing = np.empty_like(out), np.empty((len(states.conv), 0), np.float32)
+    channels = RecurrentStates(states.conv, nothing)
+    for runs in run_rounds(chunk, channels):
+        dense.selective_convolution(rows, rule, runs, channels, convolved)
+    firsts = kernels.multiply_all(products.firsts, convolved, prompt=prompt)
+    low, keys, queries = (
+        dense.rms_norm(first, gain, weights.epsilon)
+        for first, gain in zip(firsts, products.gains, strict=True)
+    )
+    steps = kernels.matmul(products.steps, low, prompt=prompt)
+    given = SelectiveInput(rows, convolved, steps, keys, queries)
+    rest = RecurrentStates(nothing, states.recurrent)
+    for runs in run_rounds(chunk, rest):
+        dense.selective_scan(given, rule, runs, rest, out)
 
 
 def begin_states(chunk: Chunk, states: RecurrentStates, level: int = 0) -> None:

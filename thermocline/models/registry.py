@@ -78,6 +78,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "nemotron_h",
             "nemotron_h_moe",
             "granitehybrid",
+            "jamba",
             "exaone-moe",
             "hy_v3",
             "maple",

@@ -16,7 +16,7 @@ from thermocline.models.rope import LongRope
 if TYPE_CHECKING:
     from thermocline.kernels.delta_contract import DeltaShape
     from thermocline.kernels.dense_contract import Temperature
-    from thermocline.kernels.recurrent_contract import MambaShape, ShortConvShape
+    from thermocline.kernels.recurrent_contract import MambaShape, SelectiveShape, ShortConvShape
     from thermocline.models.attention_specs import EntriesSpec, IndexerSpec, LatentSpec, WindowSpec
     from thermocline.models.rope import RopeScaling
     from thermocline.models.router_rule import RouterRule
@@ -160,7 +160,7 @@ class ModelSpec:
     """Whether such blocks take and hand on states before their norm; else those behind it."""
     own_next_blocks: tuple[NextBlockSpec, ...] = ()
     """What each of them is; none where all are routed layers that see all tokens."""
-    recurrent: DeltaShape | ShortConvShape | MambaShape | None = None
+    recurrent: DeltaShape | ShortConvShape | MambaShape | SelectiveShape | None = None
     """What recurrent layers compute."""
     norms_center: bool = False
     """Whether norms of the residual stream take the mean off first."""

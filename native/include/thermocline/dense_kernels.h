@@ -341,6 +341,10 @@ struct DenseKernels {
     void (*mamba_columns)(const MambaJob& job, const StateRun& run, int64_t head, int64_t first, int64_t columns,
                           float* scratch);
     void (*mamba_output)(const MambaJob& job, int64_t first_token, int64_t last_token);
+    void (*selective_tokens)(const SelectiveJob& job, const StateRun& run, int64_t first_token, int64_t last_token);
+    // scratch: 2 * state_dim * kMambaColumns floats
+    void (*selective_columns)(const SelectiveJob& job, const StateRun& run, int64_t first, int64_t columns,
+                              float* scratch);
     // scratch: 2 * width floats
     void (*add_normed)(const PostNormJob& job, int64_t first_row, int64_t last_row, float* scratch);
     // out[i] = cap * tanh(x[i] / cap)

@@ -62,16 +62,27 @@ struct DeltaPart {
     DeltaJob rule;            // but for its inputs, output, runs and states
 };
 
-// A mixer whose input and output are one product each: a short convolution, or Mamba2.
+// Products of what the first Mamba's convolution gives, [rank, width] and [state_dim, width], each with a norm behind
+// it, and the steps' second one, [width, rank].
+struct SelectiveProducts {
+    Weight low, keys, queries, steps;
+    const float* low_gain;    // [rank]
+    const float* key_gain;    // [state_dim]
+    const float* query_gain;
+};
+
+// A mixer whose input and output are one product each: a short convolution, Mamba2, or the first Mamba.
 struct RecurrentPart {
-    enum class Kind { Nothing, ShortConv, Mamba } kind;
+    enum class Kind { Nothing, ShortConv, Mamba, Selective } kind;
     const float* norm;  // [hidden]
     float epsilon;
     Weight input;    // [numbers of a token's row, hidden]
     Weight output;   // [hidden, numbers that the rule gives]
     StateSizes state;
     ShortConvJob conv;  // or
-    MambaJob mamba;     // but for inputs, output, runs and states
+    MambaJob mamba;     // or
+    SelectiveJob selective;  // but for inputs, output, runs and states
+    SelectiveProducts products;  // of the last
 };
 
 struct RouterPart {

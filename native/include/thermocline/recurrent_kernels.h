@@ -1,5 +1,5 @@
-// What one instruction set offers for short convolutions and for Mamba2: plain structs. recurrent.h is the interface
-// for callers. Both take a token's numbers as one row, as one product gives it.
+// What one instruction set offers for short convolutions, Mamba2 and the first Mamba: plain structs. recurrent.h is the
+// interface for callers. All take a token's numbers as one row, as one product gives it.
 #pragma once
 
 #include <cstdint>
@@ -51,6 +51,34 @@ struct MambaJob {
     float* out;          // [tokens, width]
     float* convolved = nullptr;  // [tokens, channels] of scratch
     float* gates = nullptr;      // [tokens, 2, heads] of scratch: decays, then steps
+};
+
+// The first Mamba: every column decays on its own, and the products of what a convolution gives say how.
+struct SelectiveShape {
+    int64_t width, state_dim;
+    int64_t conv_width;  // tokens that the convolution sees, at least 2
+
+    int64_t row() const { return 2 * width; }
+    StateSizes state() const { return {conv_width - 1, width, 1, state_dim, width}; }
+};
+
+struct SelectiveJob {
+    SelectiveShape shape;
+    const float* rows;       // [tokens, 2, width]: x, z
+    const float* conv;       // [conv_width, width], the oldest token's first
+    const float* conv_bias;  // [width]
+    const float* step_bias;  // [width]
+    const float* decay;      // [state_dim, width], negative: how fast a step forgets
+    const float* skip;       // [width]: what of x is added to its output
+    const StateRun* runs;
+    int64_t num_runs;
+    float* conv_states;    // [slots, conv_width - 1, width]: the last tokens' x, before the convolution
+    float* states;         // [slots, state_dim, width]
+    const float* convolved;  // [tokens, width], what the convolution gave
+    const float* steps;    // [tokens, width], before their bias
+    const float* keys;     // [tokens, state_dim]
+    const float* queries;  // [tokens, state_dim]
+    float* out;            // [tokens, width], of the convolution, or of the scan
 };
 
 // Columns of a state that one item takes through a run: 32 KiB of it for states of 128 numbers.

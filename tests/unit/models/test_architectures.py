@@ -80,6 +80,7 @@ TOYS = {
     "nemotron_h": ToyArch("nemotron_h", layers=5, experts=0, used=0),
     "nemotron_h_moe": ToyArch("nemotron_h_moe", layers=5),
     "granitehybrid": ToyArch("granitehybrid", layers=4, interval=3),
+    "jamba": ToyArch("jamba", layers=4, interval=3),
     "gemma4": ToyArch("gemma4", head_dim=32, kv_heads=1, window=16),
 }
 # Keys that have a default, each stated by its architecture; the tokenizer's are not asked for here.
