@@ -19,6 +19,7 @@ from tests.oracle import (
     hf_glm5,
     hf_granite,
     hf_hy_v4,
+    hf_jamba,
     hf_latent,
     hf_minimax_m3,
     hf_norms,
@@ -122,7 +123,9 @@ def open_hf(path: Path) -> HfModel:
         turned = getattr(model.model.rotary_emb, _SLOWED.get(keys.arch, "inv_freq"))
         turned /= torch.from_numpy(weights["rope_freqs.weight"][: len(turned)])
     top = hf_recurrent.TOP.get(keys.arch, {"token_embd": "embed_tokens", "output_norm": "norm"})
-    if keys.arch == "qwen4exp":
+    if keys.arch == "jamba":
+        top = hf_jamba.TOP
+    elif keys.arch == "qwen4exp":
         top = hf_streams.top_names(keys)
     elif keys("embedding_length_per_layer_input"):
         top = top | LAYER_EMBEDDINGS
@@ -352,6 +355,7 @@ _CLASSES: dict[str, str | Callable[[Any], torch.nn.Module]] = {
     "gemma4": "Gemma4ForCausalLM",
     "glm5-next": hf_glm5.glm5_model,
     "hy_v4": hf_hy_v4.hy_v4_model,
+    "jamba": "JambaForCausalLM",
     "laguna": "LagunaForCausalLM",
     "minimax-m3": "MiniMaxM3VLForCausalLM",
     "olmoe": "OlmoeForCausalLM",
@@ -373,6 +377,7 @@ _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "gemma4": gemma4_config,
     "glm5-next": hf_glm5.glm5_config,
     "hy_v4": hf_hy_v4.hy_v4_config,
+    "jamba": hf_jamba.jamba_config,
     "laguna": _laguna_config,
     "minimax-m3": hf_minimax_m3.minimax_m3_config,
     "olmoe": _olmoe_config,
@@ -394,6 +399,7 @@ _STATES: dict[str, Callable[[Keys, State], State]] = {
     "gemma4": gemma4_state,
     "glm5-next": hf_glm5.glm5_state,
     "hy_v4": hf_hy_v4.hy_v4_state,
+    "jamba": hf_jamba.jamba_state,
     "laguna": _laguna_state,
     "minimax-m3": hf_minimax_m3.minimax_m3_state,
     "olmoe": _olmoe_state,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tests.support.deepseek4_cases import DEEPSEEK4_MIXED, DEEPSEEK4_OPTIONS, LONG_PROMPT
 from tests.support.glm5_cases import GLM5_MIXED, GLM5_OPTIONS
 from tests.support.hy_v4_cases import HY_V4_MIXED, HY_V4_OPTIONS
+from tests.support.jamba_cases import JAMBA_MIXED, JAMBA_OPTIONS
 from tests.support.latent_cases import (
     BAILINGMOE3_MIXED,
     BAILINGMOE3_OPTIONS,
@@ -294,6 +295,7 @@ ARCH_CASES = (
     *(_case(name, "nemotron_h", **options) for name, options in NEMOTRON_DENSE_OPTIONS.items()),
     *(_case(name, "nemotron_h_moe", **options) for name, options in NEMOTRON_OPTIONS.items()),
     *(_case(name, "granitehybrid", **options) for name, options in GRANITE_OPTIONS.items()),
+    *(_case(name, "jamba", **options) for name, options in JAMBA_OPTIONS.items()),
     _case("default", "gemma4", head_dim=32, kv_heads=1, window=16, fused=True, tied=True, seed=61),
     _case("odd", "gemma4", **_ODD, window=7, near_head_dim=6, near_kv_heads=1, seed=62),
     _case("wide_heads", "gemma4", head_dim=512, near_head_dim=256, window=24, seed=63),
@@ -357,6 +359,7 @@ SCHEDULED_CASES = (
     _case("mixed", "lfm2moe", **_WIDE | LFM2_MIXED, formats=_MIX),
     _case("mixed", "nemotron_h_moe", **_WIDE | NEMOTRON_MIXED, formats=_MIX),
     _case("mixed", "granitehybrid", **_WIDE | GRANITE_MIXED, formats=_MIX),
+    _case("mixed", "jamba", **_WIDE | JAMBA_MIXED, formats=_MIX | {"steps": "Q8_0"}),
     _case("mixed", "gemma4", **_GEMMA4, formats=_MIX, seed=65),
 )
 """Quantised models of architectures that differ in what they compute, for schedules."""
@@ -477,6 +480,7 @@ LLAMA_CASES = tuple(
         *("mellum_own_base", "granite_swa_dense_odd"),
         *("llama4_default", "llama4_odd", "smallthinker_near"),
         *("granitehybrid_lone_layer", "lfm2_all_attend", "kimi-linear_two_matrices"),
+        *("jamba_narrow_state", "jamba_all_attend"),
     )
 )
 """The models that llama.cpp opens and computes as transformers does.
@@ -486,7 +490,7 @@ an indexer's rows are multiples of 64 numbers but for glm5-next, its streams and
 of deepseek4 chooses entries, qwen4exp reads positions of one
 more block where the last is incomplete, bailingmoe has no dense layers, a window of mellum's has no base of its own, a group is judged by its best two
 experts, YaRN's own factor is not read, granite_swa has windows, the last layers with keys of their own are one with a window and one without,
-a hybrid has a recurrent layer, and kimi-linear's queries are one matrix and its keys apart from its values.
+a hybrid has a recurrent layer, jamba's Mamba is twice as wide as the model, and kimi-linear's queries are one matrix and its keys apart from its values.
 """
 
 WHOLE_TAIL_CASES = tuple(

@@ -24,6 +24,7 @@ from tests.support.known_files import write_known
 from tests.support.toy_deepseek4 import deepseek4_keys, deepseek4_layer, deepseek4_top
 from tests.support.toy_gemma import NO_EXPERTS, gemma4_keys, gemma4_layer, gemma4_top
 from tests.support.toy_glm5 import glm5_keys, glm5_layer
+from tests.support.toy_jamba import jamba_keys, jamba_layer
 from tests.support.toy_latent import (
     bailingmoe3_keys,
     bailingmoe3_layer,
@@ -348,6 +349,7 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "deepseek4": deepseek4_keys,
     "glm-dsa": deepseek32_keys,
     "glm5-next": glm5_keys,
+    "jamba": jamba_keys,
     "kimi-linear": kimi_linear_keys,
     "minimax-m3": minimax_m3_keys,
     "mistral4": deepseek2_keys,
@@ -380,6 +382,7 @@ _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "deepseek4": deepseek4_layer,
     "glm-dsa": deepseek32_layer,
     "glm5-next": glm5_layer,
+    "jamba": jamba_layer,
     "kimi-linear": kimi_linear_layer,
     "minimax-m3": minimax_m3_layer,
     "mistral4": deepseek2_layer,

@@ -155,6 +155,8 @@ _ROLES = {
     "attn_gate.": "attn",
     "ssm_out": "attn",
     "ssm_in": "attn",
+    "ssm_x.": "attn",
+    "ssm_dt.": "steps",
     "shortconv.in_proj": "attn",
     "shortconv.out_proj": "attn",
     "ffn_up_exps": "gate_up",

@@ -64,8 +64,7 @@ def test_every_set_gives_what_the_reference_gives(isa, shape):
     states = [states_of(shape, 3) for _ in range(2)]
     kernels = ReferenceDense(), NativeKernels(isa, threads=2).dense
     expected, found = (
-        convolve(dense, rule, rows, mine, runs)
-        for dense, mine in zip(kernels, states, strict=True)
+        convolve(dense, rule, rows, mine, runs) for dense, mine in zip(kernels, states, strict=True)
     )
     assert nmse(found, expected) < 1e-10
     given = SelectiveInput(rows, expected, *products)
@@ -159,5 +158,7 @@ def test_nothing_to_do_is_no_fault():
     convolved = convolve(dense, rule, rows, states, [])
     given = SelectiveInput(rows, convolved, *products)
     assert scan(dense, rule, given, states, []).shape == (0, shape.width)
-    for ours, theirs in zip(*((s.conv, s.recurrent) for s in (states, states_of(shape, 1))), strict=True):
+    for ours, theirs in zip(
+        *((s.conv, s.recurrent) for s in (states, states_of(shape, 1))), strict=True
+    ):
         assert np.array_equal(ours, theirs)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn import functional
 
-from thermocline.kernels.gpu.recurrent import convolve, each_span
+from thermocline.kernels.gpu.spans import convolve, each_span
 
 if TYPE_CHECKING:
     from thermocline.kernels.delta_contract import DeltaShape

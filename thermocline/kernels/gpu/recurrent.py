@@ -1,7 +1,7 @@
 """Short convolutions and Mamba2 on a device, in float32: a piece of each sequence's tokens at a time, as matrices.
 
-The twins of `kernels.recurrent_reference`, and what all recurrent layers have in common: rows by sequence, and the
-convolution. Knows no request. Never waits for the device, so that it can be captured.
+The twins of `kernels.recurrent_reference`, and the layer that has one of them, or the first Mamba. Knows no request. Never
+waits for the device, so that it can be captured.
 """
 
 from __future__ import annotations
@@ -13,79 +13,21 @@ import torch
 from torch.nn import functional
 
 from thermocline.kernels.gpu.dense import rms_norm
-from thermocline.kernels.recurrent_contract import ShortConvRule
+from thermocline.kernels.gpu.selective import DeviceSelective
+from thermocline.kernels.gpu.spans import convolve, each_span
+from thermocline.kernels.recurrent_contract import MambaRule, ShortConvRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from thermocline.kernels.gpu.cache import DeviceStates
-    from thermocline.kernels.gpu.step import DeltaSpan, StateMoves, StepInputs
+    from thermocline.kernels.gpu.step import StateMoves, StepInputs
     from thermocline.kernels.gpu.weights import MatrixLoader
-    from thermocline.kernels.recurrent_contract import MambaRule, MambaShape
+    from thermocline.kernels.recurrent_contract import MambaShape
     from thermocline.kernels.whole_layer import RecurrentWeights
 
 # Tokens at a time: work within a piece grows with its square, while the number of pieces shrinks.
 _PIECE_TOKENS = 64
-
-
-def each_span(
-    parts: Sequence[torch.Tensor],
-    spans: tuple[DeltaSpan, ...],
-    states: DeviceStates,
-    compute: Callable[[Sequence[torch.Tensor], StateMoves], torch.Tensor],
-) -> torch.Tensor:
-    """Return [T, width] from parts [T, ...], span after span; copies the states to save after each.
-
-    compute: gives [sequences, length, width] of parts [sequences, length, ...], and moves the states in some slots on.
-    """
-    if any(span.rows is not None for span in spans):
-        return _each_row(parts, spans, states, compute)
-    outs = []
-    for span in spans:
-        rows, sequences = span.shape.rows, span.shape.sequences
-        mine = [part[rows].view(sequences, -1, part.shape[1]) for part in parts]
-        outs.append(compute(mine, span.moves).flatten(0, 1))
-        for source, target in span.saves:
-            states.copy(source, target)
-    return outs[0] if len(outs) == 1 else torch.cat(outs)
-
-
-def _each_row(
-    parts: Sequence[torch.Tensor],
-    spans: tuple[DeltaSpan, ...],
-    states: DeviceStates,
-    compute: Callable[[Sequence[torch.Tensor], StateMoves], torch.Tensor],
-) -> torch.Tensor:
-    """The same where some spans are apart. Rows of no span get zeros."""
-    num_rows, out = len(parts[0]), None
-    for span in spans:
-        shape = span.shape
-        rows = span.rows
-        at = shape.rows if rows is None else rows
-        # Rows of nobody read the last one, and write behind it.
-        given = at if rows is None else rows.clamp_max(num_rows - 1)
-        mine = [part[given].view(shape.sequences, -1, part.shape[1]) for part in parts]
-        found = compute(mine, span.moves).flatten(0, 1)
-        if out is None:
-            out = found.new_zeros((num_rows + 1, found.shape[1]))
-        out[at] = found
-        for source, target in span.saves:
-            states.copy(source, target)
-    assert out is not None, "a step has rows"
-    return out[:num_rows]
-
-
-def convolve(
-    fresh: torch.Tensor, conv: torch.Tensor, slots: StateMoves, states: DeviceStates
-) -> torch.Tensor:
-    """Return tokens [sequences, length, channels] convolved by channel; their last ones become the state.
-
-    conv: [conv_width, channels], the oldest token's first.
-    """
-    before = torch.cat((states.conv[slots.before], fresh), dim=1)
-    states.conv[slots.after] = before[:, fresh.shape[1] :]
-    windows = before.unfold(1, len(conv), 1)  # [sequences, length, channels, conv_width]
-    return (windows * conv.t()).sum(dim=-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,20 +139,24 @@ class DeviceRecurrent:
     def __init__(self, load: MatrixLoader, given: RecurrentWeights) -> None:
         self._norm, self._epsilon = load.vector(given.norm), given.epsilon
         self._input, self._output = load.matrix(given.input), load.matrix(given.output)
-        self._rule: DeviceShortConv | DeviceMamba
+        self._rule: DeviceShortConv | DeviceMamba | DeviceSelective
         if isinstance(given.rule, ShortConvRule):
             self._rule = DeviceShortConv(load.vector(given.rule.conv))
-        else:
+        elif isinstance(given.rule, MambaRule):
             self._rule = DeviceMamba.load(load, given.rule)
+        else:
+            assert given.products is not None, "the first Mamba has products of its own"
+            self._rule = DeviceSelective(load, given.rule, given.products, given.epsilon)
 
     def __call__(self, x: torch.Tensor, inputs: StepInputs, states: DeviceStates) -> torch.Tensor:
         """Return x plus the mixer's output over it; updates the sequences' states."""
         prompt = inputs.is_prompt
         rows = self._input.multiply(rms_norm(x, self._norm, self._epsilon), prompt=prompt)
-        out = each_span(
-            (rows,),
-            inputs.delta,
-            states,
-            lambda mine, slots: self._rule.run(mine[0], slots, states),
-        )
+
+        def run(mine: Sequence[torch.Tensor], slots: StateMoves) -> torch.Tensor:
+            if isinstance(self._rule, DeviceSelective):
+                return self._rule.run(mine[0], slots, states, prompt=prompt)
+            return self._rule.run(mine[0], slots, states)
+
+        out = each_span((rows,), inputs.delta, states, run)
         return x + self._output.multiply(out, prompt=prompt)

@@ -12,7 +12,8 @@ from tests.support.devices import DEVICES
 from tests.support.recurrent_device import RecurrentCase
 from thermocline.kernels.dense_reference import ReferenceDense
 from thermocline.kernels.gpu import recurrent as recurrent_module
-from thermocline.kernels.gpu.recurrent import DeviceMamba, DeviceShortConv, each_span
+from thermocline.kernels.gpu.recurrent import DeviceMamba, DeviceShortConv
+from thermocline.kernels.gpu.spans import each_span
 from thermocline.kernels.gpu.streams import DeviceStreams
 from thermocline.kernels.gpu.weights import MatrixLoader
 from thermocline.kernels.recurrent_contract import (
