@@ -122,10 +122,8 @@ def open_hf(path: Path) -> HfModel:
     if "rope_freqs.weight" in weights and keys.arch != "gemma4":
         turned = getattr(model.model.rotary_emb, _SLOWED.get(keys.arch, "inv_freq"))
         turned /= torch.from_numpy(weights["rope_freqs.weight"][: len(turned)])
-    top = hf_recurrent.TOP.get(keys.arch, {"token_embd": "embed_tokens", "output_norm": "norm"})
-    if keys.arch == "jamba":
-        top = hf_jamba.TOP
-    elif keys.arch == "qwen4exp":
+    top = _TOP_NAMES.get(keys.arch, {"token_embd": "embed_tokens", "output_norm": "norm"})
+    if keys.arch == "qwen4exp":
         top = hf_streams.top_names(keys)
     elif keys("embedding_length_per_layer_input"):
         top = top | LAYER_EMBEDDINGS
@@ -135,10 +133,8 @@ def open_hf(path: Path) -> HfModel:
         f"model.{theirs}.weight": weights[f"{ours}.weight"] - (zero if "norm" in ours else 0)
         for ours, theirs in top.items()
     }
-    if keys.arch == "deepseek4":
-        state |= hf_deepseek4.deepseek4_top(weights)
-    if keys.arch == "hy_v4":
-        state |= hf_hy_v4.hy_v4_top(weights)
+    if keys.arch in _TOPS:
+        state |= _TOPS[keys.arch](weights)
     if not tied:
         state["lm_head.weight"] = weights["output.weight"]
     biases = {"output_norm.bias": "model.norm.bias", "output.bias": "lm_head.bias"}
@@ -372,6 +368,8 @@ _CLASSES: dict[str, str | Callable[[Any], torch.nn.Module]] = {
     **hf_norms.CLASSES,
     **hf_recurrent.CLASSES,
 }
+_TOP_NAMES = hf_recurrent.TOP | {"jamba": hf_jamba.TOP}
+_TOPS = {"deepseek4": hf_deepseek4.deepseek4_top, "hy_v4": hf_hy_v4.hy_v4_top}
 _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "deepseek4": hf_deepseek4.deepseek4_config,
     "gemma4": gemma4_config,

@@ -54,6 +54,7 @@ _OWN_VOCABULARIES = {
     "hunyuan-dense": ("hunyuan", "HunYuanModel"),
     "hy_v4": ("deepseek", "DeepseekV2Model"),
     "hunyuan-moe": ("hunyuan", "HunYuanMoEModel"),
+    "jamba": ("jamba", "JambaModel"),
     "kimi_linear": ("kimi_linear", "KimiLinearModel"),
     "nemotron_h": ("nemotron", "NemotronHModel"),
     "phimoe": ("phi", "PhiMoeModel"),

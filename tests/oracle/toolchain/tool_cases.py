@@ -11,6 +11,7 @@ from tests.oracle.toolchain import (
     tiny_formulas,
     tiny_glm5,
     tiny_hy_v4,
+    tiny_jamba,
     tiny_latent,
     tiny_minimax_m3,
     tiny_norms,
@@ -200,6 +201,7 @@ _OWN = (
     tiny_hy_v4,
     tiny_minimax_m3,
     tiny_norms,
+    tiny_jamba,
 )
 _MORE = tuple(case for module in _OWN for case in module.OTHERS)
 _WIDER = tuple(case for module in _OWN for case in module.MIXED)
@@ -339,7 +341,16 @@ BF16_CASES = tuple(
     for arch in (
         *(*ARCHS, *ROUTER_ARCHS, "deepseek_v3", "glm4_moe_lite", "mistral4", "granitehybrid"),
         *("kimi_linear", "bailingmoe3", "mimo2", *tiny_formulas.LIMITED),
-        *("dbrx", "phimoe", "glm5_next", "hy_v4", "minimax_m3", "qwen4exp", *tiny_latent.SPARSE),
+        *(
+            "dbrx",
+            "phimoe",
+            "glm5_next",
+            "hy_v4",
+            "jamba",
+            "minimax_m3",
+            "qwen4exp",
+            *tiny_latent.SPARSE,
+        ),
     )
 )
 """Rounded to bfloat16 by the converter, but for what it always keeps in float32."""
