@@ -14,6 +14,7 @@
 #include "thermocline/codebooks.h"
 #include "thermocline/dense.h"
 #include "thermocline/matmul.h"
+#include "thermocline/recurrent.h"
 #include "thermocline/unpack.h"
 
 using namespace thermocline;
@@ -419,6 +420,45 @@ double compare_streams(const Compute& ours, const Compute& portable) {
     return worst;
 }
 
+// The first Mamba, of states that fill vectors and of others; the last token also in a run of its own. Returns the largest
+// NMSE of outputs and states.
+double compare_selective(const Compute& ours, const Compute& portable) {
+    constexpr int64_t kTokens = 9;
+    const struct { int64_t width, state_dim, conv_width; } shapes[] = {{192, 16, 4}, {77, 7, 2}, {1, 1, 3}};
+    double worst = 0.0;
+    for (const auto& [width, state_dim, conv_width] : shapes) {
+        const auto rows = normal(kTokens * 2 * width), conv = normal(conv_width * width), biases = normal(3 * width);
+        const auto steps = normal(kTokens * width), keys = normal(kTokens * state_dim), queries = normal(kTokens * state_dim);
+        const auto kept = normal((conv_width - 1) * width), state = normal(state_dim * width);
+        auto decay = normal(state_dim * width);
+        for (auto& value : decay) value = -std::exp(value);
+        // Outputs, then the states that are left.
+        const auto run = [&](const Compute& compute, const std::vector<StateRun>& runs) {
+            const Dense dense{*compute.set.dense, compute.pool};
+            std::vector<float> out(static_cast<size_t>(kTokens * width), NAN), convolved = out, conv_state = kept, left = state;
+            SelectiveJob job{{width, state_dim, conv_width}, rows.data(), conv.data(), biases.data(), biases.data() + width,
+                             decay.data(), biases.data() + 2 * width, nullptr, 1, conv_state.data(), left.data(),
+                             convolved.data(), steps.data(), keys.data(), queries.data(), nullptr};
+            for (const StateRun& each : runs) {
+                job.runs = &each;
+                job.out = convolved.data();
+                selective_convolution(dense, job);
+                job.out = out.data();
+                selective_scan(dense, job);
+            }
+            out.insert(out.end(), left.begin(), left.end());
+            out.insert(out.end(), conv_state.begin(), conv_state.end());
+            return out;
+        };
+        const auto together = run(ours, {{0, kTokens, 0}}), cut = run(ours, {{0, kTokens - 1, 0}, {kTokens - 1, 1, 0}});
+        worst = std::max(worst, nmse(together, run(portable, {{0, kTokens, 0}})));
+        expect(same_bits(cut.data(), together.data(), static_cast<int64_t>(together.size())), ours.set.name, -1,
+               "a state feels where a run is cut");
+    }
+    expect(worst <= kStreamTolerance, ours.set.name, -1, "the first Mamba's states differ");
+    return worst;
+}
+
 // Several callers on one pool; what they compute is compared with a run alone.
 void check_callers(const Compute& compute) {
     const Matrix m = random_matrix(12, 130, 256);
@@ -471,9 +511,9 @@ int main() {
         for (const Form form : {Form::Decode, Form::Prompt})
             attended = std::max({attended, compare_attention(ours, theirs, form), compare_latent(ours, theirs, form)});
         const double scores = std::max(compare_scores(ours, theirs), compare_routes(ours, theirs));
-        const double streams = std::max(compare_streams(ours, theirs), compare_pools(ours, theirs));
+        const double streams = std::max({compare_streams(ours, theirs), compare_pools(ours, theirs), compare_selective(ours, theirs)});
         check_callers(ours);
-        std::printf("%-9s products within %.1e, experts within %.1e, attention within %.1e, scores within %.1e, streams and pools "
+        std::printf("%-9s products within %.1e, experts within %.1e, attention within %.1e, scores within %.1e, streams, pools and states "
                     "within %.1e of portable\n",
                     sets[i].set.name, worst, experts, attended, scores, streams);
     }

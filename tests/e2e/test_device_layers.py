@@ -36,6 +36,7 @@ PARTS = {
     "lfm2moe_default": {"gpu_layers": 3},
     "nemotron_h_moe_default": {"gpu_layers": 6},
     "granitehybrid_default": {"gpu_layers": 3},
+    "jamba_default": {"gpu_layers": 3},
     "kimi-linear_default": {"gpu_layers": 4},
 }
 # One of each kind of memory.
@@ -48,6 +49,7 @@ PLACES = {
     "lfm2moe_default": ((2, 3), True),
     "nemotron_h_moe_default": ((2, 3, 4, 5, 6), True),
     "granitehybrid_default": ((2, 3), True),
+    "jamba_default": ((2, 3), True),
     "kimi-linear_default": ((2, 3, 4), True),
 }
 

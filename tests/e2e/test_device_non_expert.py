@@ -113,7 +113,13 @@ def entry_of(device: str, name: str) -> str:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "name",
-    ["deepseek2_odd", "nemotron_h_moe_default", "granitehybrid_default", "kimi-linear_odd"],
+    [
+        "deepseek2_odd",
+        "nemotron_h_moe_default",
+        "granitehybrid_default",
+        "kimi-linear_odd",
+        "jamba_odd",
+    ],
 )
 async def test_a_whole_model_there_answers_alike(tmp_path, monkeypatch, device, name):
     """With all experts all layers are one job: latent rows, states, and layers that are one part alone."""

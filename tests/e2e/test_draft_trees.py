@@ -25,7 +25,14 @@ NAMES = (
     *("olmoe_default", "laguna_default", "qwen35moe_default", "lfm2moe_default"),
     *("nemotron_h_moe_default", "deepseek2_v3", "gemma4_default", "gpt-oss_default"),
     *("kimi-linear_default", "glm-dsa_shared", "glm5-next_shared", "qwen4exp_two_choices"),
-    *("qwen4exp_odd", "deepseek4_default", "deepseek4_odd", "hy_v4_default", "minimax-m3_default"),
+    *(
+        "qwen4exp_odd",
+        "deepseek4_default",
+        "deepseek4_odd",
+        "hy_v4_default",
+        "minimax-m3_default",
+        "jamba_default",
+    ),
 )
 FAR_PROMPT = [(7 * n + n * n) % 64 + 40 for n in range(123)]
 """Of which tokens make an entry of 128 in branches of their own."""

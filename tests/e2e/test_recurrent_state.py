@@ -16,14 +16,14 @@ from thermocline.config import MemoryConfig
 HYBRIDS = {
     case.toy.arch: case.toy
     for case in SCHEDULED_CASES
-    if case.toy.arch in ("qwen35moe", "kimi-linear")
+    if case.toy.arch in ("qwen35moe", "kimi-linear", "jamba")
 }
 STEM = [(7 * n + n * n) % 256 for n in range(60)]
 
 
 @pytest.fixture(scope="module", params=HYBRIDS)
 def hybrid(request, tmp_path_factory):
-    """A quantised model with recurrent layers, beside attention and beside latent attention."""
+    """A quantised model with recurrent layers, beside attention and beside latent attention, and with two halves of a state."""
     return write_toy_arch(tmp_path_factory.mktemp("toy") / "toy.gguf", HYBRIDS[request.param])
 
 

@@ -56,6 +56,7 @@ CASES = [
         "qwen35moe_default",
         "lfm2moe_default",
         "nemotron_h_moe_default",
+        "jamba_default",
     )
     for case in ARCH_CASES
     if str(case) == name

@@ -367,9 +367,20 @@ SCHEDULED_CASES = (
 IS_LONG = "THERMOCLINE_SCHEDULES" in os.environ
 """Whether `make schedules` runs."""
 
-# Experts beside attention, latent rows, windows and sinks, biases of experts, short convolutions, Mamba2, the gated delta
+# Experts beside attention, latent rows, windows and sinks, biases of experts, short convolutions, both Mambas, the gated delta
 # rule, and what only they have between these.
-_KINDS = ("cohere2moe", "deepseek2", "gemma4", "gpt-oss", "lfm2moe", "nemotron_h_moe", "qwen35moe")
+_KINDS = (
+    *(
+        "cohere2moe",
+        "deepseek2",
+        "gemma4",
+        "gpt-oss",
+        "jamba",
+        "lfm2moe",
+        "nemotron_h_moe",
+        "qwen35moe",
+    ),
+)
 
 
 def of_each_kind(cases: Sequence[ArchCase]) -> list[ArchCase]:

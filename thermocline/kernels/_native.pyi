@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 34
+interface: int = 35
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -111,6 +111,16 @@ class Core:
 
     def mamba(self, rule: MambaRule, rows: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], runs: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], conv_states: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], states: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None, None), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
         """Mamba2 over some sequences' tokens, whose states it moves on."""
+
+    def selective_convolution(self, rule: SelectiveRule, rows: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], runs: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], conv_states: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """
+        What the first Mamba's convolution gives of some sequences' tokens; moves its states on.
+        """
+
+    def selective_scan(self, rule: SelectiveRule, rows: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], convolved: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], steps: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], keys: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], queries: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], runs: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], states: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None, None), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """
+        The first Mamba behind its products, over some sequences' tokens, whose states it moves on.
+        """
 
     def multiply_heads(self, weights: MatrixStack, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None:
         """out[t, h] = x[t, h] times the transposed weights[h]."""
@@ -226,6 +236,11 @@ class MambaRule:
 
     def __init__(self, *, heads: int, head_dim: int, groups: int, state_dim: int, conv: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], conv_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], step_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], decay: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], skip: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], epsilon: float) -> None: ...
 
+class SelectiveRule:
+    """The numbers of the first Mamba other than its products'."""
+
+    def __init__(self, *, conv: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], conv_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], step_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], decay: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], skip: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
 class PostNorm:
     """A norm before the addition to the residual stream, for LayerWeights."""
 
@@ -241,10 +256,17 @@ class DeltaWeights:
 
     def __init__(self, *, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], mixed: Sequence[Matrix], z: Matrix, alpha: Matrix, beta: Matrix, output: Matrix, z_low: Matrix | None, alpha_low: Matrix | None, rule: DeltaRule) -> None: ...
 
-class RecurrentWeights:
-    """A short convolution or Mamba2, for LayerWeights."""
+class SelectiveWeights:
+    """
+    The first Mamba's products between its convolution and its scan, for RecurrentWeights.
+    """
 
-    def __init__(self, *, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], epsilon: float, input: Matrix, output: Matrix, rule: ShortConvRule | MambaRule) -> None: ...
+    def __init__(self, low: Matrix, keys: Matrix, queries: Matrix, steps: Matrix, low_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], key_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], query_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+class RecurrentWeights:
+    """A short convolution, Mamba2 or the first Mamba, for LayerWeights."""
+
+    def __init__(self, *, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], epsilon: float, input: Matrix, output: Matrix, rule: ShortConvRule | MambaRule | SelectiveRule, products: SelectiveWeights | None) -> None: ...
 
 class LatentWeights:
     """Latent attention, for LayerWeights."""

@@ -74,6 +74,7 @@ def test_the_first_round_does_not_count(tmp_path):
         ("glm5-next", GLM5_OPTIONS["shared"]),
         ("qwen4exp", {"rotary": 8}),
         ("nemotron_h_moe", {"narrow": 32}),
+        ("jamba", {"interval": 2}),
     ],
 )
 def test_every_architecture_can_be_measured_and_priced(tmp_path, arch, own):
