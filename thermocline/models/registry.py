@@ -13,6 +13,7 @@ from thermocline.kernels.cache_format import MAX_HEAD_DIM
 from thermocline.models.decoder import Decoder
 from thermocline.models.next_token_block import NextTokenBlock
 from thermocline.models.prompt_limits import served_context
+from thermocline.models.rope import LongRope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -149,7 +150,8 @@ def open_model(file: ModelFile, kernels: Kernels, context_tokens: int | None = N
     """
     architecture = _architecture(file)
     spec = _checked_spec(file, architecture)
-    spec = replace(spec, served_tokens=served_context(context_tokens, spec))
+    if isinstance(spec.rope_scaling, LongRope):
+        spec = replace(spec, served_tokens=served_context(context_tokens, spec))
     return Decoder(file, kernels, spec, architecture.read_layer)
 
 

@@ -137,7 +137,7 @@ class ModelSpec:
     rope_scaling: RopeScaling | None = None
     """How layers with full attention scale their rotary embedding."""
     served_tokens: int | None = None
-    """The longest sequence that the model was opened for; None is context_length."""
+    """The longest sequence that the model was opened for, where that decides about something; None is context_length."""
     window: WindowSpec | None = None
     layer_heads: tuple[int, ...] = ()
     """Heads by layer, where they differ; num_heads is the most."""

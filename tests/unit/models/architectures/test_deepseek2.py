@@ -188,9 +188,13 @@ def test_a_missing_gating_function_is_a_softmax_but_in_the_first_files_of_glm(
 
 @pytest.mark.parametrize("gating", list(Gating))
 def test_every_gating_function_is_read(tmp_path, gating):
-    """By the number that GGUF gives it."""
+    """By the number that GGUF gives it; one has none."""
     path = write(tmp_path, FLASH, expert_gating_func=int(gating))
-    assert spec_of(path).router.gating is gating
+    if gating is Gating.NEAR_BEST:
+        with pytest.raises(UnsupportedModelError, match="expert_gating_func = 64"):
+            spec_of(path)
+    else:
+        assert spec_of(path).router.gating is gating
 
 
 def test_queries_have_one_matrix_or_two(tmp_path):

@@ -159,7 +159,9 @@ def test_tokens_that_may_take_the_expanded_form_take_the_other(tmp_path, may_exp
     np.testing.assert_array_equal(*found)
 
 
-@pytest.mark.parametrize("kernels", [NativeKernels(threads=1), ReferenceKernels()], ids=repr)
+@pytest.mark.parametrize(
+    "kernels", [NativeKernels(threads=1), ReferenceKernels()], ids=["native", "reference"]
+)
 @pytest.mark.parametrize("toy", [DEFAULT, ODD], ids=["four", "three"])
 def test_what_a_part_takes_of_streams_and_gives_them(tmp_path, kernels, toy):
     """As the definition says it, in double, and the same of a model's end."""
