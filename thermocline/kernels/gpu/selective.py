@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from thermocline.kernels.recurrent_contract import SelectiveRule
     from thermocline.kernels.whole_layer import SelectiveProducts
 
-# Tokens at a time: each has a state of its own on the way, 0.5 MiB of 16 numbers by 8,192.
+# Tokens of a sequence at a time, and numbers of all sequences' states: each token has a state of its own on the way, 0.5 MiB
+# of 16 numbers by 8,192, and there are some five arrays of them.
 _PIECE_TOKENS = 64
+_PIECE_NUMBERS = 1 << 23
 
 
 class DeviceSelective:
@@ -71,8 +73,9 @@ class DeviceSelective:
     ) -> torch.Tensor:
         """Return [sequences, length, width], what tokens read."""
         state, reads = states.recurrent[slots.before].squeeze(1), []
-        for start in range(0, x.shape[1], _PIECE_TOKENS):
-            part = slice(start, start + _PIECE_TOKENS)
+        piece = max(min(_PIECE_TOKENS, _PIECE_NUMBERS // state.numel()), 1)
+        for start in range(0, x.shape[1], piece):
+            part = slice(start, start + piece)
             decay = torch.exp(steps[:, part, None] * self._decay)
             change = keys[:, part, :, None] * (steps[:, part] * x[:, part]).unsqueeze(2)
             after = _move_on(decay, change, state)

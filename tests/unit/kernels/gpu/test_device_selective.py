@@ -125,6 +125,23 @@ def test_prompts_that_go_on_and_are_saved(streams, monkeypatch, name, piece):
     case.check_states()
 
 
+def test_many_sequences_go_in_smaller_pieces(streams, monkeypatch):
+    """What is on the way is limited, whatever the number of sequences."""
+    monkeypatch.setattr(selective_module, "_PIECE_NUMBERS", 400)
+    case, sizes = Case(streams, SHAPES["odd"]), []
+    rows, real = case.normal(15, case.shape.row), selective_module._move_on
+
+    def noting(decay, change, state):
+        sizes.append(decay.numel())
+        return real(decay, change, state)
+
+    monkeypatch.setattr(selective_module, "_move_on", noting)
+    out = case.expected(rows, [(0, 5, 4), (5, 5, 0), (10, 5, 2)])
+    assert_within(case.on_device(rows, (case.span(0, [4, 0, 2], 5),)), out, "non-expert/float32")
+    case.check_states()
+    assert sizes == [3 * 70] * 5
+
+
 @pytest.mark.parametrize("decay", [1e-4, 30.0])
 def test_long_prompts_stay_exact(streams, decay):
     """300 tokens that hardly decay, and ones that forget all at once: nothing overflows or drifts."""
