@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 35
+interface: int = 36
 
 class Core:
     """The threads and the instruction set that jobs run on."""

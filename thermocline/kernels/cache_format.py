@@ -54,7 +54,7 @@ class CacheType(IntEnum):
         return head_dim * (4 if self is CacheType.F32 else 2)
 
 
-MAX_HEAD_DIM: Final = 1024
+MAX_HEAD_DIM: Final = 1152
 """The most numbers of a row that kernels take."""
 
 

@@ -15,7 +15,7 @@ _BUILD_HINT = (
 
 
 # What the compiled core must say of itself; see native/src/bindings.cpp.
-_INTERFACE = 35
+_INTERFACE = 36
 
 
 def load_native() -> ModuleType:

@@ -47,7 +47,7 @@ void rope_table(const Dense& dense, const int32_t* positions, int64_t tokens, co
                 int64_t count, double magnitude, float* cosines, float* sines);
 
 // Norm, rotary embedding and append of one chunk; see HeadsJob. head_dim is at most kMaxHeadDim.
-constexpr int64_t kMaxHeadDim = 1024;
+constexpr int64_t kMaxHeadDim = 1152;
 void prepare_heads(const Dense& dense, const HeadsJob& job);
 void prepare_latent(const Dense& dense, const LatentJob& job);
 

@@ -55,7 +55,7 @@ inline void rotate(float* x, const float* cosines, const float* sines, int64_t d
     });
 }
 
-constexpr int64_t kMaxHeadDim = 1024;
+constexpr int64_t kMaxHeadDim = 1152;
 
 inline void append(const HeadsJob& job, int64_t token, int64_t kv_head, const float* key,
                    const float* value) {

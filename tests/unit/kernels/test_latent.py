@@ -106,6 +106,9 @@ def fits(sizes, cache_type) -> bool:
 HEAT = Temperature(0.7, 9)
 NAMED = list(zip(SHAPES, ["Q8_0", "Q8_0", "F16", "F32", "BF16", "F16"], strict=True))
 CASES = [(sizes, kind) for sizes in SHAPES for kind in TYPES if fits(sizes, kind)]
+WIDEST = (2, 1088, 64, 8, 16)
+"""Rows as wide as any may be."""
+CASES += [(WIDEST, CacheType.F16), (WIDEST, CacheType.Q8_0)]
 
 
 @pytest.mark.parametrize(("sizes", "cache_type"), CASES)

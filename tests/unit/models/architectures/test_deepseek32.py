@@ -90,7 +90,7 @@ def test_tensors_of_a_layer_that_takes_a_choice_are_left_out(tmp_path):
         ),
         ({"attention.indexer.types": [True]}, ModelFileError, "has 1 entries for 5 layers"),
         ({"attention.q_lora_rank": 0}, ModelFileError, "q_lora_rank is 0"),
-        ({"attention.indexer.key_length": 1025}, UnsupportedModelError, "1025 numbers for a token"),
+        ({"attention.indexer.key_length": 1153}, UnsupportedModelError, "1153 numbers for a token"),
     ],
 )
 def test_files_that_can_not_be_computed_are_refused(tmp_path, keys, error, says):

@@ -61,7 +61,7 @@ def test_a_limit_of_routed_experts_is_that_of_shared_ones_where_they_have_none(t
         ({"kda.gate_lower_bound": 1.0}, ModelFileError, "must be a negative number"),
         ({"attention.indexer.kpool": 1}, ModelFileError, "kpool is 1"),
         ({"attention.indexer.top_k": 6}, ModelFileError, "is 6, no multiple"),
-        ({"attention.indexer.key_length": 513}, UnsupportedModelError, "1026 numbers"),
+        ({"attention.indexer.key_length": 577}, UnsupportedModelError, "1154 numbers"),
         (
             {"attention.indexer.kpool_select_tail": False},
             UnsupportedModelError,

@@ -87,7 +87,7 @@ def test_parts_that_a_file_may_lack(tmp_path):
             ModelFileError,
             "differs between layers",
         ),
-        ({"attention.indexer.key_length": 1026}, UnsupportedModelError, "1026 numbers"),
+        ({"attention.indexer.key_length": 1154}, UnsupportedModelError, "1154 numbers"),
         ({"ple.layers": [3]}, ModelFileError, "names layer 3"),
         ({"ple.layers": [4]}, ModelFileError, "names layer 4"),
         ({"ple.ngram_size": 1}, ModelFileError, "ngram_size is 1"),
