@@ -33,6 +33,7 @@ NAMES = (
         "minimax-m3_default",
         "jamba_default",
     ),
+    *("dots3note_default", "dots3note_odd"),
 )
 FAR_PROMPT = [(7 * n + n * n) % 64 + 40 for n in range(123)]
 """Of which tokens make an entry of 128 in branches of their own."""

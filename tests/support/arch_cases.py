@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.support.deepseek4_cases import DEEPSEEK4_MIXED, DEEPSEEK4_OPTIONS, LONG_PROMPT
+from tests.support.dots3_cases import DOTS3_MIXED, DOTS3_OPTIONS
 from tests.support.glm5_cases import GLM5_MIXED, GLM5_OPTIONS
 from tests.support.hy_v4_cases import HY_V4_MIXED, HY_V4_OPTIONS
 from tests.support.jamba_cases import JAMBA_MIXED, JAMBA_OPTIONS
@@ -282,6 +283,7 @@ ARCH_CASES = (
     *(_case(name, "glm-dsa", **options) for name, options in GLM_DSA_OPTIONS.items()),
     *(_case(name, "glm5-next", **options) for name, options in GLM5_OPTIONS.items()),
     *(_case(name, "hy_v4", **options) for name, options in HY_V4_OPTIONS.items()),
+    *(_case(name, "dots3note", **options) for name, options in DOTS3_OPTIONS.items()),
     *(_case(name, "minimax-m3", **options) for name, options in MINIMAX_M3_OPTIONS.items()),
     *(_case(name, "mistral4", **options) for name, options in MISTRAL4_OPTIONS.items()),
     *(_case(name, "kimi-linear", **options) for name, options in KIMI_LINEAR_OPTIONS.items()),
@@ -444,6 +446,9 @@ DEEPSEEK4_CASE = _case(
 MINIMAX_M3_CASE = _case("mixed", "minimax-m3", **_WIDE | MINIMAX_M3_MIXED, formats=_MIX)
 """The same each of whose heads of keys reads three blocks of eight positions."""
 
+DOTS3_CASE = _case("mixed", "dots3note", **_WIDE | DOTS3_MIXED, formats=_MIX | {"latent": "Q8_0"})
+"""A quantised model whose windows have latent rows of another size than other layers'."""
+
 HY_V4_CASE = _case("mixed", "hy_v4", **_WIDE | HY_V4_MIXED, formats=_MIX | {"latent": "Q8_0"})
 """The same with streams that are not mixed, sinks, and gates of each number."""
 
@@ -490,6 +495,7 @@ LLAMA_CASES = tuple(
         *(f"qwen4exp_{name}" for name in ("default", "no_ngrams", "odd", "two_choices")),
         *("mellum_own_base", "granite_swa_dense_odd"),
         *("llama4_default", "llama4_odd", "smallthinker_near"),
+        *("dots3note_default", "dots3note_odd", "dots3note_no_windows"),
         *("granitehybrid_lone_layer", "lfm2_all_attend", "kimi-linear_two_matrices"),
         *("jamba_narrow_state", "jamba_all_attend"),
     )
@@ -501,7 +507,8 @@ an indexer's rows are multiples of 64 numbers but for glm5-next, its streams and
 of deepseek4 chooses entries, qwen4exp reads positions of one
 more block where the last is incomplete, bailingmoe has no dense layers, a window of mellum's has no base of its own, a group is judged by its best two
 experts, YaRN's own factor is not read, granite_swa has windows, the last layers with keys of their own are one with a window and one without,
-a hybrid has a recurrent layer, jamba's Mamba is twice as wide as the model, and kimi-linear's queries are one matrix and its keys apart from its values.
+a hybrid has a recurrent layer, jamba's Mamba is twice as wide as the model, and kimi-linear's queries are one matrix and its keys apart from its values, and all positions are
+chosen of dots3note, whose indexer turns otherwise there (docs/decisions/0122).
 """
 
 WHOLE_TAIL_CASES = tuple(

@@ -12,6 +12,7 @@ import numpy as np
 
 from tests.support import (
     toy_dense,
+    toy_dots3,
     toy_formulas,
     toy_hy_v4,
     toy_norms,
@@ -367,6 +368,7 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     **toy_norms.KEYS,
     **toy_recurrent.KEYS,
     **toy_hy_v4.KEYS,
+    **toy_dots3.KEYS,
 }
 _TOP: dict[str, Callable[[ToyArch, Draw], Weights]] = {
     "deepseek4": deepseek4_top,
@@ -400,6 +402,7 @@ _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     **toy_norms.LAYERS,
     **toy_recurrent.LAYERS,
     **toy_hy_v4.LAYERS,
+    **toy_dots3.LAYERS,
 }
 _OUTPUT_NORMS = dict.fromkeys(("lfm2", "lfm2moe"), "token_embd_norm.weight")
 _OUTPUT_NORMS["qwen4exp"] = "output_hc_norm.weight"

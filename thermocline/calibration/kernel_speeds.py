@@ -233,7 +233,7 @@ class _Parts:
         """Have the positions chosen that a layer reads which takes an earlier one's choice."""
         spec = self._model.spec
         of = None if spec.indexer is None or spec.latent is None else spec.indexer.layers
-        if of is not None and layer not in (*of, *spec.keyless_layers):
+        if of is not None and layer not in (*of, *spec.keyless_layers, *spec.window_layers):
             choosing = max(n for n in of if n < layer)
             self._model.attend(LayerIndex(choosing), chunk, x, self._cache)
 

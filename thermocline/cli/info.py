@@ -303,7 +303,9 @@ def _attention(spec: ModelSpec) -> str:
     reads = "" if spec.indexer is None else f"; a token reads {spec.indexer.most_read} positions"
     one_row = f"one row of {spec.head_dim} numbers per token for all"
     if spec.latent is not None:
-        return f"{heads} of {spec.latent.key_dim}, {one_row}{reads}"
+        near = None if spec.window is None else spec.window.latent
+        windows = "" if near is None else f"; in windows of {near.key_dim}, one row of {near.row}"
+        return f"{heads} of {spec.latent.key_dim}, {one_row}{reads}{windows}"
     if spec.entries is not None:
         return f"{heads} of {spec.head_dim}, {one_row}"
     kinds = dict(zip(spec.layer_kinds, spec.kv_shapes, strict=True))

@@ -322,8 +322,9 @@ class LatentWeights:
     """One layer's multi-head latent attention. norm: float32 [hidden], with the epsilon of kv_norm; or `NO_NORM`.
 
     q: [heads * width, hidden, or the rank of `low`], whose heads' last numbers are turned; kv: [latent + turned
-    numbers, hidden], the row that is cached; output: [hidden, heads * value_dim]. scale, temperature, sinks: see `Attending`; with
-    sinks nothing takes the expanded form, and the core has no whole layer. gate: [heads, hidden], or [heads * value_dim, hidden],
+    numbers, hidden], the row that is cached; output: [hidden, heads * value_dim]. scale, temperature, sinks, window: see `Attending`;
+    with sinks or a window nothing takes the expanded form. turned_gain: float32 [turned numbers], of an RMS norm of what turns of
+    a row, before it does; with the epsilon of kv_norm. Of these three the core's whole layers and devices know nothing. gate: [heads, hidden], or [heads * value_dim, hidden],
     whose sigmoids multiply what heads give; None without. The core's whole layers and devices have a number for each head. most_read: how many positions a token
     reads, which the indexer chooses, or chose in the last layer that has one; 0 where it reads all. block: how many positions
     are chosen together.
@@ -343,6 +344,8 @@ class LatentWeights:
     indexer: Indexer | None = None
     block: int = 1
     sinks: FloatArray | None = None
+    window: int = 0
+    turned_gain: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

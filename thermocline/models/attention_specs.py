@@ -24,6 +24,8 @@ class WindowSpec:
     rope: RopeRule
     chunked: bool = False
     """Whether the window does not slide; see `Attending`. What slides keeps all that such a token sees."""
+    latent: LatentSpec | None = None
+    """How these layers attend where heads share one cached row, and the others have rows of other sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,11 @@ class LatentSpec:
     turned: int
     sinks: bool = False
     """Whether each head has a sink."""
+
+    @property
+    def row(self) -> int:
+        """Numbers of a cached row."""
+        return self.rank + self.turned
 
     @property
     def plain(self) -> int:

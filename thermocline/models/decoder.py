@@ -96,7 +96,7 @@ class Decoder:
         layers = [read_layer(weights, spec, index) for index in range(spec.num_layers)]
         self._layers = tuple(layer.parts for layer in layers)
         windowed = [
-            isinstance(layer.mixer, AttentionWeights) and layer.mixer.window > 0
+            isinstance(layer.mixer, AttentionWeights | LatentWeights) and layer.mixer.window > 0
             for layer in self._layers
         ]
         assert windowed == [kind is LayerKind.WINDOW for kind in spec.layer_kinds], (
@@ -282,8 +282,7 @@ class Decoder:
                 begin_states(chunk, states)
                 given = RecurrentLayerInput(x, cut_runs(chunk), states, chunk.is_prompt)
             case AttentionWeights() | LatentWeights():
-                is_windowed = isinstance(parts.mixer, AttentionWeights) and parts.mixer.window > 0
-                places = chunk.places(window=is_windowed)
+                places = chunk.places(window=parts.mixer.window > 0)
                 given = LayerInput(
                     x,
                     chunk.positions,

@@ -38,10 +38,14 @@ def sparse_spec(read: SpecReader, *, gating: Gating, pairs: bool) -> ModelSpec:
     return with_indexer(read, routed_spec(read, gating=gating), pairs=pairs)
 
 
-def routed_spec(read: SpecReader, *, gating: Gating) -> ModelSpec:
-    """Return the dimensions of a model of latent attention with routed and shared experts. Raises ModelError."""
+def routed_spec(read: SpecReader, *, gating: Gating, num_heads: int | None = None) -> ModelSpec:
+    """Return the dimensions of a model of latent attention with routed and shared experts. Raises ModelError.
+
+    num_heads: the most, where layers differ.
+    """
     read.size("attention.key_length_mla")  # files of old converters know no indexer
-    spec = read.decoder(normalize_top_k=read.flag("expert_weights_norm", default=False))
+    normalize = read.flag("expert_weights_norm", default=False)
+    spec = read.decoder(normalize_top_k=normalize, num_heads=num_heads, num_kv_heads=1)
     shared = read.count("expert_shared_count") * spec.expert_intermediate_size
     # Converters leave out a factor that the model's configuration does not have.
     is_scaled = read.has("expert_weights_scale")

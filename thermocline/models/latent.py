@@ -17,11 +17,14 @@ from thermocline.kernels.reference import decode_blocks
 from thermocline.kernels.weight import HeadMatrices, WeightStack
 from thermocline.kernels.whole_layer import LatentWeights, LowRank
 from thermocline.modelfile.formats import FORMATS_BY_NAME
-from thermocline.models.attention_specs import LatentSpec
+from thermocline.models.attention_specs import LatentSpec, WindowSpec
 from thermocline.models.blocks import read_mixer_norm
 from thermocline.models.rope import RopeRule, Yarn
+from thermocline.models.spec import LayerKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from thermocline.kernels.weight import ByteArray
     from thermocline.models.metadata import SpecReader
     from thermocline.models.spec import ModelSpec
@@ -50,6 +53,38 @@ def with_latent(read: SpecReader, spec: ModelSpec) -> ModelSpec:
     scaling = _latent_yarn(read, spec.rope_scaling)
     scale = spec.attention_scale * scaling.score_scale
     return replace(spec, rope_scaling=scaling, own_attention_scale=scale)
+
+
+def with_latent_windows(
+    read: SpecReader, spec: ModelSpec, flags: Sequence[bool], base: float
+) -> ModelSpec:
+    """Return the dimensions with windows in the layers so flagged, whose rows and heads have other sizes. Raises ModelError.
+
+    base: of what turns there, as many numbers as elsewhere.
+    """
+    latent, turned = spec.latent, spec.rotary_dims
+    assert latent is not None, "a model without latent attention"
+    rank = read.size("attention.kv_lora_rank_swa")
+    near = replace(
+        latent,
+        rank=rank,
+        key_dim=read.size("attention.key_length_mla_swa", least=turned + 1),
+        value_dim=read.size("attention.value_length_mla_swa"),
+    )
+    read.require_equal("attention.key_length_swa", rank + turned)
+    read.require_equal("attention.value_length_swa", rank)
+    read.require_equal("rope.dimension_count_swa", turned)
+    shapes = (
+        HeadShape(1, latent.rank + turned, latent=latent.rank),
+        HeadShape(1, rank + turned, latent=rank),
+    )
+    rope = RopeRule(turned, base, pairs=True)
+    return replace(
+        spec,
+        own_layer_kinds=tuple(LayerKind.WINDOW if near else LayerKind.ATTENTION for near in flags),
+        own_kv_shapes=tuple(shapes[bool(near)] for near in flags),
+        window=WindowSpec(read.size("attention.sliding_window"), rope, latent=near),
+    )
 
 
 def with_latent_layers(

@@ -86,7 +86,7 @@ def begin_latent_attention(
     dense, prompt, epsilon = kernels.dense, chunk.is_prompt, weights.kv_norm.epsilon
     has_norm = len(weights.norm) > 0
     normed = dense.rms_norm(x, weights.norm, epsilon) if has_norm else x
-    low, places = weights.low, chunk.places(window=False)
+    low, places = weights.low, chunk.places(window=weights.window > 0)
     first = weights.q if low is None else low.weight
     q, kv = kernels.multiply_all((first, weights.kv), normed, prompt=prompt)
     asked = None
@@ -101,6 +101,9 @@ def begin_latent_attention(
         # Of each head, or of each of its numbers.
         gates = kernels.matmul(weights.gate, normed, prompt=prompt)
         gates = gates.reshape(q.shape[0] * q.shape[1], -1)
+    if weights.turned_gain is not None:
+        turned = np.ascontiguousarray(kv[:, len(weights.kv_norm.gain) :])
+        kv[:, len(weights.kv_norm.gain) :] = dense.rms_norm(turned, weights.turned_gain, epsilon)
     dense.prepare_latent(q, kv, weights.kv_norm, rope, cache, places.slots)
     copy_for_branches(cache, places)
 
@@ -142,11 +145,11 @@ def _read_all(
     near: Sequence[int],
 ) -> FloatArray:
     """Return float32 [T, heads, value_dim] of the near tokens; the other rows are not yet written."""
-    segments, prompt = chunk.places(window=False).segments, chunk.is_prompt
+    segments, prompt = chunk.places(window=weights.window > 0).segments, chunk.is_prompt
     values = np.empty((*q.shape[:2], weights.up.values.raw.shape[1]), np.float32)
     rule = Attending(weights.scale, temperature=weights.temperature)
     pairs = zip(segments, near, strict=True)
-    may_expand = weights.sinks is None
+    may_expand = weights.sinks is None and not weights.window
     expanded = [min(segment.num_expanded, end) if may_expand else 0 for segment, end in pairs]
     rows, runs = _cut(segments, [0] * len(segments), expanded)
     if runs:
@@ -173,7 +176,12 @@ def _absorbed(
 ) -> FloatArray:
     """Return float32 [rows, heads, value_dim]: attention whose queries are in the terms of cached rows."""
     up = weights.up
-    rule = Attending(weights.scale, temperature=weights.temperature, sinks=weights.sinks)
+    rule = Attending(
+        weights.scale,
+        window=weights.window,
+        sinks=weights.sinks,
+        temperature=weights.temperature,
+    )
     plain, turned = np.split(q, [up.keys.cols], axis=-1)
     absorbed = kernels.multiply_heads(up.keys, np.ascontiguousarray(plain))
     queries = np.concatenate((absorbed, turned), axis=-1)

@@ -95,6 +95,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "glm5-next",
             "deepseek4",
             "hy_v4",
+            "dots3note",
             "minimax-m3",
         )
     }

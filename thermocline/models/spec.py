@@ -326,8 +326,14 @@ class ModelSpec:
         if widths := self.own_feed_forward_sizes:
             dense, shared = (widths[index] if width else 0 for width in (dense, shared))
         experts = self.own_expert_sizes
+        latent, scale = self.latent, self.own_attention_scale
+        if self.window is not None and self.layer_kinds[index] is LayerKind.WINDOW:
+            latent = self.window.latent or latent
+            scale = math.pow(latent.key_dim, -0.5) if latent is not None else scale
         return replace(
             self,
+            latent=latent,
+            own_attention_scale=scale,
             router=self.router.at(index),
             expert_intermediate_size=experts[index] if experts else self.expert_intermediate_size,
             dense_intermediate_size=dense,

@@ -37,7 +37,7 @@ async def act(server, action: str, slot: int = 0, **fields) -> tuple[int, dict]:
 
 KINDS = (
     *("qwen3next", "lfm2moe", "nemotron_h_moe", "gpt-oss", "gemma4", "deepseek2", "kimi-linear"),
-    *("glm-dsa", "glm5-next", "qwen4exp", "deepseek4", "hy_v4", "minimax-m3", "jamba"),
+    *("glm-dsa", "glm5-next", "qwen4exp", "deepseek4", "dots3note", "hy_v4", "minimax-m3", "jamba"),
 )
 CASES = [next(case for case in ARCH_CASES if case.toy.arch == kind) for kind in KINDS]
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.support.dots3_cases import DOTS3_OPTIONS
 from tests.support.glm5_cases import GLM5_OPTIONS
 from tests.support.latent_cases import GLM_DSA_OPTIONS
 from tests.support.toy_archs import ToyArch, write_toy_arch
@@ -72,6 +73,7 @@ def test_the_first_round_does_not_count(tmp_path):
         ("deepseek32", {"head_dim": 24, "rotary": 8, "query_rank": 48}),
         ("glm-dsa", GLM_DSA_OPTIONS["shared"]),
         ("glm5-next", GLM5_OPTIONS["shared"]),
+        ("dots3note", DOTS3_OPTIONS["odd"]),
         ("qwen4exp", {"rotary": 8}),
         ("nemotron_h_moe", {"narrow": 32}),
         ("jamba", {"interval": 2}),

@@ -18,7 +18,7 @@ CPU = EngineConfig(placement=PlacementConfig(hot_device="none", trunk_device="cp
 KINDS = (
     *("qwen2moe", "deepseek2", "gemma4", "gpt-oss", "lfm2moe", "nemotron_h_moe", "qwen3next"),
     *("granitehybrid", "kimi-linear", "bailingmoe3", "cohere2moe", "mimo2", "step35"),
-    *("glm-dsa", "glm5-next", "qwen4exp", "deepseek4", "hy_v4", "minimax-m3", "jamba"),
+    *("glm-dsa", "glm5-next", "qwen4exp", "deepseek4", "dots3note", "hy_v4", "minimax-m3", "jamba"),
 )
 
 

@@ -29,6 +29,9 @@ TOYS = {
     "laguna": ToyArch("laguna", layers=5, rotary=8, window=16),
     "deepseek2": ToyArch("deepseek2", head_dim=24, rotary=8),
     "deepseek32": ToyArch("deepseek32", head_dim=24, rotary=8, query_rank=48),
+    "dots3note": ToyArch(
+        "dots3note", layers=4, head_dim=24, rotary=8, query_rank=48, near_head_dim=28
+    ),
     "deepseek4": ToyArch("deepseek4", layers=3, head_dim=24, rotary=8, query_rank=48, window=8),
     "glm-dsa": ToyArch("glm-dsa", head_dim=24, rotary=8, query_rank=48),
     "glm5-next": ToyArch("glm5-next", layers=4, head_dim=24, rotary=0, query_rank=48),
@@ -108,6 +111,10 @@ OWN_OPTIONAL = {
     "deepseek4": {"embedding_length_out", "swiglu_clamp_exp", "swiglu_clamp_shexp"},
     "bailingmoe2": {"expert_group_count"},
     "bailingmoe3": {"expert_shared_feed_forward_length", "expert_weights_norm", "kda.safe_gate"},
+    "dots3note": {
+        *["expert_weights_norm", "expert_weights_scale"],
+        *["attention.key_length_swa", "attention.value_length_swa"],
+    },
     "ernie4_5-moe": {"expert_shared_feed_forward_length"},
     "granite": {"attention.scale", "embedding_scale", "residual_scale"},
     "granite_swa": {
