@@ -14,6 +14,7 @@ from tests.support.arch_cases import (
     DEEPSEEK4_CASE,
     DENSE_HYBRID_CASE,
     DENSE_SIBLING_CASES,
+    DOTS3_CASE,
     GLM5_CASE,
     HY_V4_CASE,
     LLAMA_CASES,
@@ -124,6 +125,7 @@ ALL_CHOSEN = [
         STREAMS_CASE,
         GLM5_CASE,
         DEEPSEEK4_CASE,
+        DOTS3_CASE,
         HY_V4_CASE,
         MINIMAX_M3_CASE,
     )

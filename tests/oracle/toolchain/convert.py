@@ -53,6 +53,7 @@ _OWN_VOCABULARIES = {
     "granitemoe_swa": ("granite", "GraniteMoeSWAModel"),
     "hunyuan-dense": ("hunyuan", "HunYuanModel"),
     "hy_v4": ("deepseek", "DeepseekV2Model"),
+    "dots3note": ("dots3", "Dots3NoteModel"),
     "hunyuan-moe": ("hunyuan", "HunYuanMoEModel"),
     "jamba": ("jamba", "JambaModel"),
     "kimi_linear": ("kimi_linear", "KimiLinearModel"),
@@ -69,6 +70,7 @@ _OWN_VOCABULARIES = {
 # they read all positions. It has none for maple and smallthinker, and names step35's and minimax_m3's otherwise.
 _AS_WRITTEN = (
     "nemotron_h",
+    "dots3note",
     "kimi_linear",
     "bailingmoe3",
     "maple",

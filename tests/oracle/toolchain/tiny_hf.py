@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.oracle.toolchain import (
     tiny_deepseek4,
+    tiny_dots3,
     tiny_formulas,
     tiny_glm5,
     tiny_hy_v4,
@@ -107,6 +108,7 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
         | tiny_minimax_m3.PUBLISHED
         | tiny_norms.PUBLISHED
     )
+    published |= tiny_dots3.PUBLISHED
     if tiny.arch in published:
         published[tiny.arch](folder, config)
     save_tokenizer(folder, tiny.arch)
@@ -411,6 +413,7 @@ _CLASSES = {
     **tiny_routers.CLASSES,
     **tiny_formulas.CLASSES,
     **tiny_deepseek4.CLASSES,
+    **tiny_dots3.CLASSES,
     **tiny_glm5.CLASSES,
     **tiny_hy_v4.CLASSES,
     **tiny_jamba.CLASSES,
@@ -444,6 +447,7 @@ _CONFIGS = {
     **tiny_routers.CONFIGS,
     **tiny_formulas.CONFIGS,
     **tiny_deepseek4.CONFIGS,
+    **tiny_dots3.CONFIGS,
     **tiny_glm5.CONFIGS,
     **tiny_hy_v4.CONFIGS,
     **tiny_jamba.CONFIGS,

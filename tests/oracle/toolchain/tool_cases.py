@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tests.oracle.toolchain import (
+    tiny_dots3,
     tiny_formulas,
     tiny_glm5,
     tiny_hy_v4,
@@ -199,6 +200,7 @@ _OWN = (
     tiny_streams,
     tiny_glm5,
     tiny_hy_v4,
+    tiny_dots3,
     tiny_minimax_m3,
     tiny_norms,
     tiny_jamba,
