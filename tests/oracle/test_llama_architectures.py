@@ -17,7 +17,6 @@ from tests.support.arch_cases import (
     DOTS3_CASE,
     GLM5_CASE,
     HY_V4_CASE,
-    LLAMA_CASES,
     LONG_PROMPTS,
     MINIMAX_M3_CASE,
     MORE_SCHEDULED_CASES,
@@ -25,11 +24,11 @@ from tests.support.arch_cases import (
     SCHEDULED_CASES,
     SPARSE_CASE,
     STREAMS_CASE,
-    WHOLE_TAIL_CASES,
 )
 from tests.support.compare import assert_within
 from tests.support.engine_runs import EXACT_CACHE, prompt_logits
 from tests.support.fused_projections import SCALED_ROPES, biased, fused
+from tests.support.llama_cases import LLAMA_CASES, WHOLE_TAIL_CASES
 from tests.support.oracle_cases import prompt_ids
 from tests.support.toy_archs import ToyArch, toy_arch_weights, write_toy_arch
 from thermocline.config import EngineConfig

@@ -327,9 +327,9 @@ class ModelSpec:
             dense, shared = (widths[index] if width else 0 for width in (dense, shared))
         experts = self.own_expert_sizes
         latent, scale = self.latent, self.own_attention_scale
-        if self.window is not None and self.layer_kinds[index] is LayerKind.WINDOW:
-            latent = self.window.latent or latent
-            scale = math.pow(latent.key_dim, -0.5) if latent is not None else scale
+        near = None if self.window is None else self.window.latent
+        if near is not None and self.layer_kinds[index] is LayerKind.WINDOW:
+            latent, scale = near, math.pow(near.key_dim, -0.5)
         return replace(
             self,
             latent=latent,
