@@ -383,6 +383,7 @@ class NativeKernels:
         return embedding
 
     def _latent(self, weights: LatentWeights) -> _native.LatentWeights:
+        assert not weights.is_by_parts, "such a layer is computed part by part"
         low, norm = weights.low, weights.kv_norm
         latent: _native.LatentWeights = self._native.LatentWeights(
             norm=weights.norm,

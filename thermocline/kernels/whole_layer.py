@@ -347,6 +347,12 @@ class LatentWeights:
     window: int = 0
     turned_gain: FloatArray | None = None
 
+    @property
+    def is_by_parts(self) -> bool:
+        """Whether neither the core's whole layers nor devices know of all that it has."""
+        has_more = self.sinks is not None or self.window > 0 or self.turned_gain is not None
+        return has_more or (self.gate is not None and self.gate.rows != len(self.up.keys))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BranchNorms:

@@ -26,6 +26,7 @@ class DeviceLatent:
     """`LatentWeights` on a device."""
 
     def __init__(self, load: MatrixLoader, given: LatentWeights, rope: DeviceRope) -> None:
+        assert not given.is_by_parts, "such a layer stays on the CPU"
         self._norm, self._epsilon = load.vector(given.norm), given.kv_norm.epsilon
         self._low = None
         if given.low is not None:
