@@ -20,7 +20,6 @@ from thermocline.kernels.whole_layer import (
     LatentWeights,
     LayerInput,
     LayerParts,
-    LayerStreams,
     PlainLayerInput,
     RecurrentLayerInput,
     RecurrentWeights,
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
 
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.recurrent_contract import RecurrentStates
+    from thermocline.kernels.stream_weights import LayerStreams
     from thermocline.kernels.weight import FloatArray, IntArray
     from thermocline.kernels.whole_layer import OnRouted
     from thermocline.kernels.whole_step import StepOutput, WholeStep

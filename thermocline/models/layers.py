@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from thermocline.kernels.cache_format import CacheShape
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.dense_contract import DenseKernels, LayerCache, PostNorm
+    from thermocline.kernels.stream_weights import AnyMixer
     from thermocline.kernels.weight import FloatArray, IntArray, Weight
     from thermocline.kernels.whole_layer import (
-        AnyMixer,
         BlockIndexer,
         LayerEmbedding,
         LayerParts,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from thermocline.kernels.dense_contract import Activation
-from thermocline.kernels.whole_layer import NGramWeights
+from thermocline.kernels.stream_weights import NGramWeights
 from thermocline.messages import LayerIndex
 from thermocline.models.layer_embeddings import TABLE
 from thermocline.models.recurrent_layers import run_rounds

@@ -9,8 +9,8 @@ from thermocline.kernels.dense_contract import RoutingRule
 
 if TYPE_CHECKING:
     from thermocline.kernels.dense_contract import Centering
+    from thermocline.kernels.stream_weights import AnyMixer
     from thermocline.kernels.weight import FloatArray, IntArray, Weight
-    from thermocline.kernels.whole_layer import AnyMixer
     from thermocline.messages import LayerEnding, Routing
     from thermocline.models.router_rule import RouterRule
 

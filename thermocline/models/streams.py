@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from thermocline.kernels.dense_contract import MAX_STREAMS, Activation, BalanceRule
-from thermocline.kernels.whole_layer import (
-    NO_NORM,
+from thermocline.kernels.stream_weights import (
     AnyMixer,
     BalancedMixer,
     IndependentMixer,
@@ -21,6 +20,7 @@ from thermocline.kernels.whole_layer import (
     StreamMixer,
     StreamSum,
 )
+from thermocline.kernels.whole_layer import NO_NORM
 from thermocline.models.spec import StreamsSpec
 
 if TYPE_CHECKING:
