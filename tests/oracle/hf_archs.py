@@ -29,10 +29,10 @@ from tests.oracle import (
     hf_streams,
 )
 from tests.oracle.decoded import decoded_weights
-from tests.oracle.hf_dense import ATTENTION, MLP, dense_settings, fused_experts
+from tests.oracle.hf_dense import dense_settings, fused_experts
 from tests.oracle.hf_gemma import LAYER_EMBEDDINGS, gemma4_config, gemma4_state
 from tests.oracle.hf_model import HfModel
-from tests.oracle.hf_names import renamed
+from tests.oracle.hf_names import ATTENTION, MLP, renamed
 from tests.oracle.hf_routers import attention_factor
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import transformers
 
-from tests.oracle.hf_names import renamed
+from tests.oracle.hf_names import ATTENTION, MLP, renamed
 from tests.oracle.hf_routers import scaled_rope
 
 if TYPE_CHECKING:
@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from tests.oracle.hf_archs import Keys
 
 State = dict[str, np.ndarray]
-ATTENTION = {
-    "attn_q.": "self_attn.q_proj.",
-    "attn_k.": "self_attn.k_proj.",
-    "attn_v.": "self_attn.v_proj.",
-    "attn_output.": "self_attn.o_proj.",
-    "attn_q_norm.": "self_attn.q_norm.",
-    "attn_k_norm.": "self_attn.k_norm.",
-    "attn_norm.": "input_layernorm.",
-    "ffn_norm.": "post_attention_layernorm.",
-    "post_attention_norm.": "post_attention_layernorm.",
-    "ffn_gate_inp.": "mlp.gate.",
-}
 
 
 def fused_experts(own: State) -> State:
@@ -40,9 +28,6 @@ def fused_experts(own: State) -> State:
         "mlp.experts.gate_up_proj": np.concatenate((gate, up), axis=1),
         "mlp.experts.down_proj": down,
     }
-
-
-MLP = {f"ffn_{role}.": f"mlp.{role}_proj." for role in ("gate", "up", "down")}
 
 
 def dense_settings(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:

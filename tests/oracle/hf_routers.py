@@ -16,7 +16,7 @@ import transformers
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
 
-from tests.oracle.hf_names import renamed
+from tests.oracle.hf_names import ATTENTION, MLP, renamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,18 +26,9 @@ if TYPE_CHECKING:
     State = dict[str, np.ndarray]
 
 _ATTENTION = {
-    "attn_q.": "self_attn.q_proj.",
-    "attn_k.": "self_attn.k_proj.",
-    "attn_v.": "self_attn.v_proj.",
-    "attn_output.": "self_attn.o_proj.",
-    "attn_q_norm.": "self_attn.q_norm.",
-    "attn_k_norm.": "self_attn.k_norm.",
-    "attn_norm.": "input_layernorm.",
-    "ffn_norm.": "post_attention_layernorm.",
-    "post_attention_norm.": "post_attention_layernorm.",
-    "ffn_gate_inp.": "mlp.gate.",
+    **ATTENTION,
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-    **{f"ffn_{role}.": f"mlp.{role}_proj." for role in ("gate", "up", "down")},
+    **MLP,
     **{f"ffn_{role}_shexp.": f"mlp.shared_experts.{role}_proj." for role in ("gate", "up", "down")},
 }
 

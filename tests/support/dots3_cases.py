@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.latent_cases import UNEVEN
+
 
 def _reads(count: int, *windows: int, **own: Any) -> dict[str, Any]:
     """A token reads `count` positions of full layers. windows: by layer, whether it has one."""
@@ -29,21 +31,7 @@ _SHAPE = {
     "near_kv_heads": 2,
     "window": 16,
 }
-_UNEVEN = {
-    "hidden": 30,
-    "heads": 3,
-    "head_dim": 13,
-    "rotary": 6,
-    "rank": 21,
-    "query_rank": 17,
-    "value_dim": 5,
-    "experts": 5,
-    "used": 3,
-    "intermediate": 19,
-    "near_head_dim": 9,
-    "near_kv_heads": 5,
-    "window": 7,
-}
+_UNEVEN = UNEVEN | {"near_head_dim": 9, "near_kv_heads": 5, "window": 7}
 
 DOTS3_OPTIONS: dict[str, dict[str, Any]] = {
     "default": {**_SHAPE, "layers": 6, "extra": _reads(8, 0, 0, 1, 1, 1, 0), "seed": 261},

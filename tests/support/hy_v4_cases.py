@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.latent_cases import UNEVEN
+
 
 def _reads(count: int | None, *chooses: int, **own: Any) -> dict[str, Any]:
     """A token reads `count` positions, all of them for None. chooses: by layer, whether it has an indexer."""
@@ -17,18 +19,6 @@ def _reads(count: int | None, *chooses: int, **own: Any) -> dict[str, Any]:
 _ROUGH = {"hyper_connection.epsilon": 0.03, "hyper_connection.magnitude": 1.3}
 """So that either shows."""
 _SHAPE = {"head_dim": 24, "rotary": 8, "query_rank": 48}
-_UNEVEN = {
-    "hidden": 30,
-    "heads": 3,
-    "head_dim": 13,
-    "rotary": 6,
-    "rank": 21,
-    "query_rank": 17,
-    "value_dim": 5,
-    "experts": 5,
-    "used": 3,
-    "intermediate": 19,
-}
 _FEW_INDEX_NUMBERS = {"head_count": 13, "key_length": 18}
 
 HY_V4_OPTIONS: dict[str, dict[str, Any]] = {
@@ -39,7 +29,7 @@ HY_V4_OPTIONS: dict[str, dict[str, Any]] = {
         "seed": 241,
     },
     "odd": {
-        **_UNEVEN,
+        **UNEVEN,
         "layers": 4,
         "dense": 2,
         "extra": _reads(5, 1, 0, 1, 0, **_FEW_INDEX_NUMBERS)
@@ -63,7 +53,7 @@ HY_V4_OPTIONS: dict[str, dict[str, Any]] = {
         "seed": 244,
     },
     "all_positions": {
-        **_UNEVEN,
+        **UNEVEN,
         "layers": 3,
         "dense": 0,
         "experts": 2,  # transformers looks for a group's best two

@@ -20,7 +20,7 @@ _SIGMOID = {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weight
 _GROUPS = {"expert_group_count": 4, "expert_group_used_count": 2}
 _SHAPE = {"head_dim": 24, "rotary": 8}
 
-_UNEVEN = {
+UNEVEN = {
     "hidden": 30,
     "heads": 3,
     "head_dim": 13,
@@ -32,6 +32,7 @@ _UNEVEN = {
     "used": 3,
     "intermediate": 19,
 }
+"""Sizes that no vector is filled by."""
 
 LATENT_OPTIONS: dict[str, dict[str, Any]] = {
     # No second matrix of queries, and a softmax router that the file does not name.
@@ -46,7 +47,7 @@ LATENT_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "flash": {**_SHAPE, "query_rank": 40, "value_dim": 32, "extra": _SIGMOID, "seed": 63},
     "odd": {
-        **_UNEVEN,
+        **UNEVEN,
         "extra": _SIGMOID,
         "seed": 64,
     },
@@ -122,7 +123,7 @@ MISTRAL4_OPTIONS: dict[str, dict[str, Any]] = {
         "seed": 81,
     },
     "odd": {
-        **_UNEVEN,
+        **UNEVEN,
         "biased": False,
         "dense": 2,
         "tied": True,
@@ -135,7 +136,7 @@ MISTRAL4_OPTIONS: dict[str, dict[str, Any]] = {
 KIMI_LINEAR_OPTIONS: dict[str, dict[str, Any]] = {
     "default": {**_SHAPE, "layers": 5, "rms_epsilon": 1e-5, "seed": 111},
     "odd": {
-        **_UNEVEN,
+        **UNEVEN,
         "query_rank": 0,
         "layers": 4,
         "interval": 2,
@@ -182,7 +183,7 @@ and in three of ten a device's rounding changes a choice of experts.
 BAILINGMOE3_OPTIONS: dict[str, dict[str, Any]] = {
     "default": {**_SHAPE, "layers": 5, "seed": 131},
     "odd": {
-        **_UNEVEN,
+        **UNEVEN,
         "layers": 5,
         "interval": 2,
         "dense": 2,
@@ -256,7 +257,7 @@ DEEPSEEK32_OPTIONS: dict[str, dict[str, Any]] = {
         "extra": _SIGMOID | _GROUPS | _yarn(1.0) | _reads(9),
         "seed": 151,
     },
-    "odd": {**_UNEVEN, "extra": _SIGMOID | _reads(5, **_FEW_INDEX_NUMBERS), "seed": 152},
+    "odd": {**UNEVEN, "extra": _SIGMOID | _reads(5, **_FEW_INDEX_NUMBERS), "seed": 152},
     "one_position": {
         **_SPARSE,
         "layers": 2,
@@ -278,7 +279,7 @@ GLM_DSA_OPTIONS: dict[str, dict[str, Any]] = {
         "seed": 162,
     },
     "odd": {
-        **_UNEVEN,
+        **UNEVEN,
         "layers": 2,
         "dense": 0,
         "extra": {"expert_gating_func": None, "expert_weights_norm": True}

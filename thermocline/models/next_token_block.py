@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from thermocline.kernels.dense_contract import RopeTable
+from thermocline.kernels.dense_contract import Centering, RopeTable
 from thermocline.kernels.whole_layer import AttentionWeights, LatentWeights, LayerInput
 from thermocline.messages import LayerIndex
 from thermocline.models.latent_attention import begin_latent_attention
 from thermocline.models.layers import RotaryTable, add_experts, begin_attention, route
+from thermocline.models.norms import norm_rows
 from thermocline.models.weights import WeightMap
 
 if TYPE_CHECKING:
@@ -106,19 +107,19 @@ class NextTokenBlock:
         before: float32 [T, D], of each row the hidden state of the position before it: the trunk's behind its final norm
         (before it where blocks take raw ones), or what this or the block before gave; zeros before the first position.
         """
-        dense, spec, prompt = self._kernels.dense, self.spec, chunk.is_prompt
-        norm_rows = dense.layer_norm if spec.norms_center else dense.rms_norm
+        dense, epsilon, prompt = self._kernels.dense, self.spec.rms_epsilon, chunk.is_prompt
+        centering = Centering() if self.spec.norms_center else None
         token = self._kernels.decode_rows(self._embedding, chunk.token_ids)
         joined = np.concatenate(
             (
-                norm_rows(token, self._token_norm, spec.rms_epsilon),
-                norm_rows(before, self._state_norm, spec.rms_epsilon),
+                norm_rows(dense, token, self._token_norm, epsilon, centering),
+                norm_rows(dense, before, self._state_norm, epsilon, centering),
             ),
             axis=1,
         )
         x = self._kernels.matmul(self._join, joined, prompt=prompt)
         x = self._compute_layer(chunk, x, cache.layer(LayerIndex(self._place)))
-        return x if spec.next_blocks_raw else self._normed(x)
+        return x if self.spec.next_blocks_raw else self._normed(x)
 
     def logits(self, states: FloatArray, num_tokens: int | None = None) -> FloatArray:
         """Return float32 [rows, num_tokens]: what comes after the tokens of these rows of `states`.
@@ -131,9 +132,9 @@ class NextTokenBlock:
         return self._kernels.matmul(head, normed)
 
     def _normed(self, x: FloatArray) -> FloatArray:
-        spec, dense = self.spec, self._kernels.dense
-        centers = spec.norms_center or spec.next_block_centers
-        return (dense.layer_norm if centers else dense.rms_norm)(x, self._norm, spec.rms_epsilon)
+        spec = self.spec
+        centering = Centering() if spec.norms_center or spec.next_block_centers else None
+        return norm_rows(self._kernels.dense, x, self._norm, spec.rms_epsilon, centering)
 
     def _compute_layer(self, chunk: Chunk, x: FloatArray, cache: LayerCache) -> FloatArray:
         kernels, parts, prompt = self._kernels, self._layer.parts, chunk.is_prompt
